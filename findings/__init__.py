@@ -1,0 +1,1 @@
+"""Known findings: one JSON record per invariant and cause. ``kvproof.findings`` reads them."""

@@ -1,0 +1,347 @@
+"""A kvproof configuration as a real vLLM scheduler: no model, no hub, no device.
+
+The engine configuration is the release's own ``VllmConfig`` with its own sub-configurations, so that everything the
+engine derives (look-ahead, tokens in flight, runner version, prefill look-ahead …) is derived by the release, and what it
+validates is validated. What is not the release's own is listed in :data:`STAND_INS` and compared with the real thing in a
+test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from kvproof.impl.vllm.drift import Release, load, only, quiet, release
+from kvproof.impl.vllm.requests import draft_token_ids, make_request, model_output
+from kvproof.spec.config import Config, ConfigError, Group
+
+__all__ = [
+    "Release",
+    "default_retention",
+    "draft_token_ids",
+    "engine_config",
+    "legal",
+    "make_request",
+    "make_scheduler",
+    "model_output",
+    "release",
+]
+
+CONNECTOR_NAME = "KvproofConnector"
+
+STAND_INS = {
+    "model_config": "a text-only, decoder-only, generating hybrid model without tokenizer",
+    "draft_model_config": "a drafter with one next-token-prediction layer",
+    "HAS_TRITON": "the machine is taken to have Triton, which GPU machines have (decides the model runner version)",
+}
+"""What is not the release's own, and what is assumed in its place."""
+
+
+def _model_config(max_model_len: int) -> Any:
+    """What the core asks of a model. Any other attribute raises: nothing is answered by accident."""
+    return SimpleNamespace(
+        max_model_len=max_model_len,
+        runner_type="generate",
+        architecture="Qwen3NextForCausalLM",
+        architectures=["Qwen3NextForCausalLM"],
+        hf_config=SimpleNamespace(model_type="qwen3_next"),
+        is_attention_free=False,
+        is_diffusion=False,
+        is_encoder_decoder=False,
+        is_hybrid=True,
+        is_moe=False,
+        is_multimodal_model=False,
+        multimodal_config=None,
+        supports_multimodal_inputs=False,
+        use_mla=False,
+        uses_mrope=False,
+        uses_xdrope=False,
+        enable_prompt_embeds=False,
+        enable_return_routed_experts=False,
+        logits_processors=None,
+        return_sampling_mask=False,
+        skip_tokenizer_init=True,
+    )
+
+
+@functools.cache
+def _template() -> Any:
+    """A real ``VllmConfig``, built once; every engine gets a copy with its own parts."""
+    quiet()
+    vllm_module, config = load("vllm.config.vllm"), load("vllm.config")
+    if hasattr(vllm_module, "HAS_TRITON"):
+        vllm_module.HAS_TRITON = True
+    built = config.VllmConfig(device_config=config.DeviceConfig(device="cpu"))
+    # One release scans installed packages each time the property is read, which costs more than a whole scheduler.
+    decided = property(lambda engine: engine.__dict__["decided_v2_model_runner"])
+    built.__class__ = type("VllmConfig", (config.VllmConfig,), {"use_v2_model_runner": decided})
+    object.__setattr__(built, "model_config", _model_config(1))
+    load("vllm.v1.core.single_type_kv_cache_manager").register_all_kvcache_specs(built)
+    return built
+
+
+@functools.cache
+def _uses_v2_model_runner(method: str) -> bool:
+    """The release's own choice of model runner for a hybrid model with this drafting method ("" for none)."""
+    base = load("vllm.config").VllmConfig
+    engine = copy.copy(_template())
+    object.__setattr__(engine, "speculative_config", _speculative_config(1, method) if method else None)
+    return bool(base.use_v2_model_runner.fget(engine))
+
+
+@functools.cache
+def _structured_output() -> Any:
+    """The real manager. It holds nothing of a scheduler unless a request asks for a grammar, so one serves all."""
+    return load("vllm.v1.structured_output").StructuredOutputManager(_template())
+
+
+@functools.lru_cache(maxsize=256)
+def _speculative_config(tokens: int, method: str) -> Any:
+    """A real ``SpeculativeConfig``: built for n-grams, which need no draft model, then given the method."""
+    built = load("vllm.config").SpeculativeConfig(method="ngram", num_speculative_tokens=tokens, prompt_lookup_max=2)
+    if method != "ngram":
+        built = copy.copy(built)
+        drafter = SimpleNamespace(
+            hf_config=SimpleNamespace(model_type="qwen3_next_mtp", num_nextn_predict_layers=1),
+            architectures=["Qwen3NextMTP"],
+            model="drafter",
+        )
+        object.__setattr__(built, "method", method)
+        object.__setattr__(built, "draft_model_config", drafter)
+    return built
+
+
+def speculative_method(config: Config) -> str:
+    """The drafting method that fits: MTP with EAGLE, a draft model where a group is the drafter's, n-grams otherwise.
+
+    Asynchronous scheduling is refused with host-side n-grams, so there the GPU variant takes their place. No drafts: "".
+    """
+    if not config.speculative:
+        return ""
+    if config.eagle:
+        return "mtp"
+    if any(group.drafter for group in config.groups):
+        return "draft_model"
+    return "ngram_gpu" if config.async_scheduling else "ngram"
+
+
+def engine_config(config: Config, connector: bool = False) -> Any:
+    """The release's ``VllmConfig`` for ``config``. Raises :class:`ConfigError` where the release's validation does."""
+    with _refusal():
+        return _engine_config(config, connector)
+
+
+@contextlib.contextmanager
+def _refusal() -> Iterator[None]:
+    """Validation errors of the release, as one line that names it."""
+    try:
+        yield
+    except (ValueError, AssertionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"vLLM {release().name} refuses this configuration: {_reason(error)}") from error
+
+
+def _engine_config(config: Config, connector: bool) -> Any:
+    vllm = load("vllm.config")
+    engine = copy.copy(_template())
+    method = speculative_method(config)
+    speculative = _speculative_config(config.speculative, method) if method else None
+    extra_slots = speculative.max_num_new_slots_for_drafting * config.max_running if speculative else 0
+    scheduler = vllm.SchedulerConfig(
+        max_model_len=config.max_model_len,
+        is_encoder_decoder=False,
+        max_num_batched_tokens=config.step_tokens + extra_slots,
+        max_num_scheduled_tokens=config.step_tokens,
+        max_num_seqs=config.max_running,
+        enable_chunked_prefill=True,
+        long_prefill_token_threshold=config.long_prefill_threshold,
+        scheduler_reserve_full_isl=config.full_sequence_must_fit,
+        watermark=0.0,
+        async_scheduling=config.async_scheduling,
+        disable_hybrid_kv_cache_manager=False,
+    )
+    block = config.mamba_block or config.groups[0].block_size
+    cache = only(
+        vllm.CacheConfig,
+        block_size=block,
+        enable_prefix_caching=True,
+        prefix_match_unit=config.hash_unit,
+        mamba_block_size=config.mamba_block or None,
+        mamba_cache_mode="align" if config.mamba_block else "none",
+        prefix_cache_retention_interval=_retention_interval(config),
+    )
+    object.__setattr__(cache, "num_gpu_blocks", config.num_blocks)
+    transfer = None
+    if connector:
+        transfer = vllm.KVTransferConfig(
+            kv_connector=CONNECTOR_NAME,
+            kv_role="kv_both",
+            kv_buffer_device="cpu",
+            engine_id="kvproof",
+            kv_load_failure_policy="recompute",
+        )
+    parts = {
+        "model_config": _model_config(config.max_model_len),
+        "scheduler_config": scheduler,
+        "cache_config": cache,
+        "speculative_config": speculative,
+        "kv_transfer_config": transfer,
+        "decided_v2_model_runner": _uses_v2_model_runner(method),
+    }
+    for name, part in parts.items():
+        object.__setattr__(engine, name, part)
+    engine._set_max_num_scheduled_tokens()
+    engine.validate_block_size()
+    engine.validate_mamba_block_size()
+    return engine
+
+
+def _retention_interval(config: Config) -> int | None:
+    """The retention interval as this release takes it.
+
+    Where no group is sparse, 0 means nothing, and 0.26 … 0.28 refuse it: there it is left unset.
+    """
+    if config.retention == 0 and all(group.kind == "full" for group in config.groups):
+        return None
+    return config.retention
+
+
+def _reason(error: Exception) -> str:
+    """A validation error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _spec(config: Config, group: Group) -> Any:
+    interface, torch = load("vllm.v1.kv_cache_interface"), load("torch")
+    if group.kind == "mamba":
+        return only(
+            interface.MambaSpec,
+            block_size=group.block_size,
+            shapes=((1,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+            num_speculative_blocks=config.speculative,
+            num_prefill_checkpoint_blocks=config.checkpoint_blocks,
+            prefill_checkpoint_alignment=config.checkpoint_alignment or None,
+        )
+    shared = {"block_size": group.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    if group.kind == "window":
+        return interface.SlidingWindowSpec(**shared, sliding_window=group.window)
+    return interface.FullAttentionSpec(**shared)
+
+
+def kv_cache_config(config: Config, engine: Any) -> Any:
+    """The release's ``KVCacheConfig``: the groups in the order given, drafters marked where the release marks them."""
+    with _refusal():
+        return _kv_cache_config(config, engine)
+
+
+def _kv_cache_config(config: Config, engine: Any) -> Any:
+    interface = load("vllm.v1.kv_cache_interface")
+    drops = bool(engine.speculative_config and _drops_unit(engine.speculative_config))
+    groups = [
+        interface.KVCacheGroupSpec([f"layer.{index}"], _spec(config, group), is_eagle_group=drops and group.drafter)
+        for index, group in enumerate(config.groups)
+    ]
+    built = only(
+        interface.KVCacheConfig,
+        num_blocks=config.num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=_retention_interval(config),
+    )
+    utils = load("vllm.v1.core.kv_cache_utils")
+    block, unit = utils.resolve_kv_cache_block_sizes(built, engine)
+    if (block, unit) != (config.scheduler_block, config.hash_unit):
+        raise ConfigError(
+            f"vLLM {release().name} resolves scheduler block {block} and hash unit {unit} here, "
+            f"not {config.scheduler_block} and {config.hash_unit}: with one group the unit is its block"
+        )
+    load("vllm.v1.core.kv_cache_coordinator")._validate_prefix_cache_retention_interval(
+        _retention_interval(config), block, built
+    )
+    if release().hash_block_in_config:
+        built.hash_block_size = unit
+        built.cache_hit_alignment_tokens = utils.resolve_cache_hit_alignment_tokens(built, engine, block, unit)
+    return built
+
+
+def _drops_unit(speculative: Any) -> bool:
+    drop = getattr(speculative, "use_eagle_block_drop", speculative.use_eagle)
+    return bool(drop())
+
+
+def make_scheduler(config: Config, connector_cls: type | None = None) -> Any:
+    """The real ``Scheduler`` (``AsyncScheduler`` with asynchronous scheduling) of the imported release.
+
+    ``connector_cls`` (a subclass of ``KVConnectorBase_V1`` and ``SupportsHMA``) is what the scheduler constructs
+    through the release's own factory, as ``connector_cls(vllm_config, role, kv_cache_config)``; ``None`` means no
+    connector. Failed loads are recomputed. Raises :class:`ConfigError` where the release would refuse the engine.
+    Measured: 0.1 to 0.3 ms once the first one is built.
+    """
+    config.check()
+    engine = engine_config(config, connector_cls is not None)
+    caches = kv_cache_config(config, engine)
+    if connector_cls is not None:
+        factory = load("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
+        factory._registry[CONNECTOR_NAME] = lambda: connector_cls
+    with _Retention(config):
+        return engine.scheduler_config.get_scheduler_cls()(
+            vllm_config=engine,
+            kv_cache_config=caches,
+            structured_output_manager=_structured_output(),
+            block_size=config.scheduler_block,
+            hash_block_size=config.hash_unit,
+            log_stats=False,
+        )
+
+
+class _Retention:
+    """While a coordinator is built, the environment says the retention interval (releases up to 0.28 read it there)."""
+
+    NAME = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+
+    def __init__(self, config: Config) -> None:
+        self.value = _retention_interval(config)
+        self.active = release().retention_from_environment
+
+    def __enter__(self) -> None:
+        if self.active:
+            self.before = os.environ.pop(self.NAME, None)
+            if self.value is not None:
+                os.environ[self.NAME] = str(self.value)
+
+    def __exit__(self, *_: object) -> None:
+        if self.active:
+            os.environ.pop(self.NAME, None)
+            if self.before is not None:
+                os.environ[self.NAME] = self.before
+
+
+def legal(config: Config) -> str | None:
+    """Why this release's own validation would refuse such an engine; ``None`` if it would start."""
+    reason = config.problem()
+    if reason is not None:
+        return reason
+    try:
+        kv_cache_config(config, engine_config(config, config.connector != "none"))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def default_retention(eagle: bool) -> int | None:
+    """The retention interval that the release's engine arguments resolve to for a hybrid model when none is given.
+
+    Up to 0.28 the environment variable is unset: ``None``. 0.29 resolves to 0, and to ``None`` for hybrid models with
+    EAGLE. From 0.30 it is 0.
+    """
+    if release().retention_from_environment:
+        return None
+    return None if eagle and release().version < (0, 30) else 0

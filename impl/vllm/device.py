@@ -1,0 +1,377 @@
+"""The device oracle: what the GPU worker would read and write, on tracers instead of tensors.
+
+It is driven by the scheduler's output alone, as a worker is. Its block tables are append-only copies built from the ids
+that the output carries; the manager's own tables are never read, because faults live in the difference.
+
+Mirrored is the align mode of the V2 model runner (``worker/gpu/model_states/mamba_hybrid.py``), whose arithmetic is the
+same from 0.26 to 0.33. The V1 runner differs in one way that matters: it forgets how many drafts were accepted when a
+request sits out a step. Order within a step: zeroing, block copies (one gather, then one scatter), synchronous external
+loads, the move of each running state to its new column, the forward (every read before any recurrent write; attention
+writes before attention reads, as in each layer), the export of prefill checkpoints, and after sampling the copy of the
+state to a boundary that acceptance just crossed.
+
+A recurrent block holds two things that are moved by different rules: the temporal state (one per draft, in successive
+columns) and the convolution buffer (in the first column only, where a shift selects the draft).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.spec.config import Config
+from kvproof.spec.events import Forward, Read, Write
+from kvproof.spec.tracer import State, advance
+from kvproof.spec.view import NULL, MambaContent
+
+CheckpointRule = Callable[[int, int], tuple[int, int]]
+"""(sequence length, query length) to (exported position or 0, column)."""
+
+
+@dataclass
+class WorkerRequest:
+    """What the worker keeps for one request. ``state_column`` is ``None`` until the first forward after (re)admission."""
+
+    name: str
+    tables: list[list[int]]
+    computed: int
+    prefill: int
+    """Tokens known when the request was (re)admitted: up to there its rows are prefill rows."""
+    state_column: int | None = None
+    accepted: int = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """An external load: ``request``'s tokens ``[start, end)`` arrive in ``tables`` (one table per group)."""
+
+    request: str
+    start: int
+    end: int
+    tables: tuple[tuple[int, ...], ...]
+    states: Sequence[State]
+
+
+@dataclass
+class Sampled:
+    """What the model answers for one request: the tokens it emits, and how many drafts it accepted on the way."""
+
+    tokens: list[int]
+    accepted_drafts: int
+
+
+@dataclass
+class _Row:
+    """One request's part of the step that is being executed."""
+
+    worker: WorkerRequest
+    start: int
+    tokens: int
+    drafts: list[int]
+    states: Sequence[State]
+    """The request's known prefixes: ``states[n]`` after n tokens, up to the known part of this step."""
+    draft_states: list[State]
+    column: int = -1
+    sampled: Sampled | None = None
+
+    @property
+    def known_end(self) -> int:
+        return self.start + self.tokens - len(self.drafts)
+
+    def state(self, position: int) -> State:
+        """The prefix after ``position`` tokens, drafts included."""
+        over = position - self.known_end
+        return self.states[position] if over <= 0 else self.draft_states[over - 1]
+
+
+class Device:
+    """Blocks of tracers, and the worker's bookkeeping."""
+
+    def __init__(self, config: Config, checkpoint_rule: CheckpointRule | None) -> None:
+        self.config = config
+        self.checkpoint_rule = checkpoint_rule if config.checkpoint_blocks else None
+        self.attention: dict[int, list[State | None]] = {}
+        self.mamba: dict[int, MambaContent] = {}
+        self.workers: dict[str, WorkerRequest] = {}
+        self.dirty: set[int] = set()
+        self._mamba_groups = [i for i, g in enumerate(config.groups) if g.kind == "mamba"]
+        self._attention_groups = [i for i, g in enumerate(config.groups) if g.kind != "mamba"]
+
+    # -- what a step is made of ---------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        output: Any,
+        states_of: Callable[[str], Sequence[State]],
+        sampler: Callable[[str, int, list[int], bool], Sampled],
+        loads: Sequence[Load],
+        owners: Callable[[int], set[str]],
+        foreign_keys: Callable[[int], Sequence[State]],
+    ) -> tuple[dict[str, Sampled], list[Forward]]:
+        """Run one scheduler output. Returns what was sampled and what was read and written, per request.
+
+        ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block)`` and ``foreign_keys(block)`` let the
+        writes be judged: who else's table holds the block, and which of its keys its content no longer matches.
+        """
+        self._forget(output)
+        for block in output.new_block_ids_to_zero or ():
+            if block in self.attention:
+                self.attention[block] = [None] * len(self.attention[block])
+            self.dirty.add(block)
+        self._copy(output.kv_cache_block_copies or ())
+        rows = self._rows(output, states_of)
+        for load in loads:
+            self.load(load)
+        for row in rows:
+            self._move_state(row)
+        for row in rows:
+            self._write_attention(row)
+        reads = {row.worker.name: tuple(self._reads(row)) for row in rows}
+        written: dict[str, list[tuple[int, int, int, State | None]]] = {row.worker.name: [] for row in rows}
+        for row in rows:
+            written[row.worker.name] += self._write_mamba(row)
+        for row in rows:
+            row.sampled = sampler(row.worker.name, row.known_end, row.drafts, row.known_end >= len(row.states) - 1)
+            written[row.worker.name] += self._after_sampling(row)
+        forwards = []
+        for row in rows:
+            name = row.worker.name
+            written[name] += self._attention_blocks(row)
+            forwards.append(
+                Forward(
+                    request=name,
+                    start=row.start,
+                    tokens=row.tokens,
+                    drafts=len(row.drafts),
+                    prefill_end=row.worker.prefill,
+                    reads=reads[name],
+                    writes=tuple(
+                        Write(name, group, block, slot, state, len(owners(block)), not owners(block) - {name},
+                              tuple(foreign_keys(block)))
+                        for group, block, slot, state in written[name]
+                    ),
+                )
+            )  # fmt: skip
+        return {row.worker.name: row.sampled for row in rows if row.sampled is not None}, forwards
+
+    def load(self, load: Load) -> None:
+        """External tokens arrive: attention blocks get their tokens, recurrent groups the state at the end."""
+        for group, spec in enumerate(self.config.groups):
+            table, size = load.tables[group], spec.block_size
+            if spec.kind == "mamba":
+                slot = (load.end - 1) // size
+                if slot < len(table) and table[slot] != NULL:
+                    self._set_mamba(table[slot], load.states[load.end], (load.states[load.end],))
+                continue
+            for slot in range(load.start // size, -(-load.end // size)):
+                if slot >= len(table) or table[slot] == NULL:
+                    continue
+                first, last = max(load.start, slot * size), min(load.end, (slot + 1) * size)
+                content = self._attention(table[slot], size)
+                content[first - slot * size : last - slot * size] = load.states[first + 1 : last + 1]
+
+    # -- bookkeeping --------------------------------------------------------------------------------------------------
+
+    def _forget(self, output: Any) -> None:
+        for name in output.finished_req_ids:
+            self.workers.pop(name, None)
+        for name in output.preempted_req_ids or ():
+            if name in self.workers:
+                self.workers[name].state_column = None
+
+    def _rows(self, output: Any, states_of: Callable[[str], Sequence[State]]) -> list[_Row]:
+        for new in output.scheduled_new_reqs:
+            known = len(states_of(new.req_id)) - 1
+            self.workers[new.req_id] = WorkerRequest(
+                new.req_id, [list(ids) for ids in new.block_ids], new.num_computed_tokens, known
+            )
+        cached = output.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            worker, fresh = self.workers[name], cached.new_block_ids[i]
+            worker.computed = cached.num_computed_tokens[i]
+            if name in cached.resumed_req_ids:
+                worker.tables = [list(ids) for ids in fresh]
+                worker.state_column, worker.accepted = None, 1
+                worker.prefill = len(states_of(name)) - 1
+            elif fresh is not None:
+                for table, ids in zip(worker.tables, fresh, strict=True):
+                    table.extend(ids)
+        rows = []
+        for name, tokens in output.num_scheduled_tokens.items():
+            drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
+            states = states_of(name)
+            worker = self.workers[name]
+            row = _Row(worker, worker.computed, tokens, drafts, states, [])
+            state = states[row.known_end]
+            for token in drafts:
+                state = advance(state, token)
+                row.draft_states.append(state)
+            rows.append(row)
+        return rows
+
+    def _copy(self, copies: Sequence[Any]) -> None:
+        pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
+        gathered = [(self.attention.get(src), self.mamba.get(src)) for src, _ in pairs]
+        for (_, dst), (tokens, state) in zip(pairs, gathered, strict=True):
+            self.attention.pop(dst, None)
+            self.mamba.pop(dst, None)
+            if tokens is not None:
+                self.attention[dst] = list(tokens)
+            if state is not None:
+                self.mamba[dst] = state
+            self.dirty.add(dst)
+
+    # -- attention ----------------------------------------------------------------------------------------------------
+
+    def _attention(self, block: int, size: int) -> list[State | None]:
+        self.mamba.pop(block, None)
+        self.dirty.add(block)
+        content = self.attention.get(block)
+        if content is None or len(content) != size:
+            content = self.attention[block] = [None] * size
+        return content
+
+    def _write_attention(self, row: _Row) -> None:
+        for group in self._attention_groups:
+            size, table = self.config.groups[group].block_size, row.worker.tables[group]
+            for slot in range(row.start // size, -(-(row.start + row.tokens) // size)):
+                if slot >= len(table) or table[slot] == NULL:
+                    continue
+                first, last = max(row.start, slot * size), min(row.start + row.tokens, (slot + 1) * size)
+                content = self._attention(table[slot], size)
+                content[first - slot * size : last - slot * size] = [row.state(p + 1) for p in range(first, last)]
+
+    def _attention_blocks(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
+        written: list[tuple[int, int, int, State | None]] = []
+        for group in self._attention_groups:
+            size, table = self.config.groups[group].block_size, row.worker.tables[group]
+            for slot in range(row.start // size, -(-(row.start + row.tokens) // size)):
+                block = table[slot] if slot < len(table) else -1
+                written.append((group, block, slot, row.state(min(row.start + row.tokens, (slot + 1) * size))))
+        return written
+
+    # -- recurrent state ----------------------------------------------------------------------------------------------
+
+    def _set_mamba(self, block: int, temporal: State | None, window: tuple[State | None, ...]) -> None:
+        self.attention.pop(block, None)
+        self.mamba[block] = MambaContent(temporal, window)
+        self.dirty.add(block)
+
+    def _block(self, row: _Row, group: int, column: int) -> int:
+        table = row.worker.tables[group]
+        return table[column] if 0 <= column < len(table) else -1
+
+    def _content(self, row: _Row, group: int, column: int, shift: int) -> tuple[State | None, State | None]:
+        """The temporal state ``shift`` columns on, and the convolution window ``shift`` tokens on."""
+        temporal = self.mamba.get(self._block(row, group, column + shift))
+        window = self.mamba.get(self._block(row, group, column))
+        return (
+            temporal.temporal if temporal is not None else None,
+            window.window[shift] if window is not None and shift < len(window.window) else None,
+        )
+
+    def _move_state(self, row: _Row) -> None:
+        if not self._mamba_groups:
+            return
+        size, worker = self.config.mamba_block, row.worker
+        before = worker.state_column if worker.state_column is not None else (row.start - 1) // size
+        row.column = worker.state_column = -(-(row.start + row.tokens) // size) - 1
+        if before < 0 or before == row.column:
+            return
+        shift = worker.accepted - 1
+        for group in self._mamba_groups:
+            target = self._block(row, group, row.column)
+            temporal, _ = self._content(row, group, before, shift)
+            source = self.mamba.get(self._block(row, group, before))
+            if target > NULL:
+                self._set_mamba(target, temporal, source.window[shift:] if source is not None else ())
+        worker.accepted = 1
+
+    def _reads(self, row: _Row) -> list[Read]:
+        reads = []
+        for group in self._mamba_groups:
+            if row.start == 0:
+                continue
+            shift = row.worker.accepted - 1
+            temporal, window = self._content(row, group, row.column, shift)
+            expected, slot = row.states[row.start], row.column + shift
+            block = self._block(row, group, slot)
+            ok = temporal == expected and window == expected
+            reads.append(Read(row.worker.name, group, True, row.start, expected, temporal, window, slot, block, ok))
+        for group in self._attention_groups:
+            reads.append(self._attention_read(row, group))
+        return reads
+
+    def _attention_read(self, row: _Row, group: int) -> Read:
+        spec, table = self.config.groups[group], row.worker.tables[group]
+        size, end = spec.block_size, row.start
+        first = max(0, row.start - spec.window + 1) if spec.kind == "window" else 0
+        for slot in range(first // size, -(-end // size)):
+            block = table[slot] if slot < len(table) else -1
+            low, high = max(first, slot * size), min(end, (slot + 1) * size)
+            content = self.attention.get(block) if block > NULL else None
+            wanted = row.states[low + 1 : high + 1]
+            if content is not None and content[low - slot * size : high - slot * size] == wanted:
+                continue
+            for offset, expected in enumerate(wanted):
+                at = low - slot * size + offset
+                found = content[at] if content is not None and at < len(content) else None
+                if found != expected:
+                    return Read(row.worker.name, group, False, end, expected, found, None, slot, block, False, low + offset)
+        return Read(row.worker.name, group, False, end, row.states[end], row.states[end], None, -1, -1, True)
+
+    def _write_mamba(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
+        written: list[tuple[int, int, int, State | None]] = []
+        end, rows = row.start + row.tokens, len(row.drafts) + 1
+        states = [row.state(end - rows + 1 + i) for i in range(rows)]
+        position, column = self._checkpoint(row, end)
+        for group in self._mamba_groups:
+            for i, state in enumerate(states):
+                block = self._block(row, group, row.column + i)
+                written.append((group, block, row.column + i, state))
+                if block > NULL:
+                    kept = self.mamba.get(block)
+                    window = tuple(states) if i == 0 else (kept.window if kept is not None else ())
+                    self._set_mamba(block, state, window)
+            if position:
+                block = self._block(row, group, column)
+                if block > NULL:
+                    state = row.state(position)
+                    self._set_mamba(block, state, (state,))
+                    written.append((group, block, column, state))
+        return written
+
+    def _checkpoint(self, row: _Row, end: int) -> tuple[int, int]:
+        """The position that the kernel exports inside this chunk and its column, or (0, −1)."""
+        if self.checkpoint_rule is None or row.start >= row.worker.prefill or row.drafts:
+            return 0, -1
+        return self.checkpoint_rule(end, row.tokens)
+
+    def _after_sampling(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
+        """Record how much was accepted, and save the state at a boundary that acceptance crossed inside the step."""
+        assert row.sampled is not None
+        worker = row.worker
+        worker.accepted = max(1, len(row.sampled.tokens))
+        if not self._mamba_groups or self.config.speculative == 0:
+            return []
+        size = self.config.mamba_block
+        after_first = row.known_end
+        computed = after_first + row.sampled.accepted_drafts
+        boundary = computed // size * size
+        if boundary < after_first:
+            return []
+        shift, target_column = boundary - after_first, boundary // size - 1
+        written: list[tuple[int, int, int, State | None]] = []
+        if row.column == target_column:
+            worker.accepted = 1
+            if shift == 0:
+                return []
+        for group in self._mamba_groups:
+            target = self._block(row, group, target_column)
+            temporal, _ = self._content(row, group, row.column, shift)
+            source = self.mamba.get(self._block(row, group, row.column))
+            if target > NULL:
+                self._set_mamba(target, temporal, source.window[shift:] if source is not None else ())
+                written.append((group, target, target_column, temporal))
+        return written

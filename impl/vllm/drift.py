@@ -1,0 +1,153 @@
+"""What differs between vLLM releases 0.26.0 … 0.33.0, in one place.
+
+Everything else in :mod:`kvproof.impl.vllm` asks :func:`release` for a flag instead of comparing versions. Wherever a
+release can say something about itself (a field of a dataclass, a parameter of a function), it is asked; only what can't
+be read off is tied to a version number.
+
+Connector hooks of ``KVConnectorBase_V1`` that the scheduler side calls, by release
+====================================================================================
+
+Abstract in every release (a double must define all of them, worker hooks included):
+``get_num_new_matched_tokens``, ``update_state_after_alloc``, ``build_connector_meta``, ``start_load_kv``,
+``wait_for_layer_load``, ``save_kv_layer``, ``wait_for_save``; and ``request_finished_all_groups`` from ``SupportsHMA``,
+without which an engine with several cache groups refuses the connector.
+
+Called on every release, with a default that does nothing: ``on_new_request`` (request added),
+``update_connector_output`` (the worker's half of a step came back), ``request_finished`` (connectors without
+``SupportsHMA``), ``take_events``, ``get_kv_connector_stats``, ``has_pending_push_work``, ``reset_cache``, ``shutdown``,
+``set_xfer_handshake_metadata_pp_aware``.
+
+| hook or property | called by the scheduler side |
+| --- | --- |
+| ``bind_gpu_block_pool(pool)`` | 0.26 … 0.29 directly; from 0.30 through ``bind_kv_cache_manager`` of the base class |
+| ``bind_kv_cache_manager(manager)`` | from 0.30, once, after the manager is built (call ``super()``) |
+| ``requires_kv_delivery`` (property) | from 0.27; default: whether the role is a producer, so true for ``kv_both`` |
+| ``supports_divergent_local_hybrid_hits`` (property) | from 0.28; default false. 0.27: always; 0.26: the deepest group |
+| ``has_pending_block_frees()`` | from 0.30; default false: true makes the scheduler wait instead of preempting |
+| ``register_finished_partial_tail(request, block_ids, offloads)`` | from 0.30, at finish; default false |
+| ``get_loaded_kv_cache_group_ids(request)`` | from 0.32, after a positive match; default: the prefix-cacheable groups |
+| ``get_external_cache_hit_sources(request, tokens)`` | from 0.32, after allocation; default: one unspecified source |
+
+``get_num_new_matched_tokens(request, computed)`` returns (tokens or ``None`` for "ask again", asynchronous?);
+``update_state_after_alloc(request, blocks, external)`` is called with 0 external tokens too, and a second time once an
+asynchronous load has arrived; ``request_finished_all_groups(request, block_ids)`` returns (delay the frees?,
+parameters).
+The scheduler constructs ``connector_cls(vllm_config, role, kv_cache_config)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import logging
+import os
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+OLDEST = (0, 26, 0)
+NEWEST = (0, 33, 0)
+"""The range that is tested. Other releases are tried as they are; a flag that is read off still fits them."""
+
+
+def load(name: str) -> Any:
+    """A module of the imported release, untyped: one source must serve every release, so no static type fits."""
+    return importlib.import_module(name)
+
+
+def parameters(function: Any) -> frozenset[str]:
+    """The parameter names of a function or of a class's constructor."""
+    return frozenset(inspect.signature(function).parameters)
+
+
+def fields(cls: Any) -> frozenset[str]:
+    """The names of a dataclass's constructor fields."""
+    return frozenset(field.name for field in dataclasses.fields(cls) if field.init)
+
+
+def only(cls: Any, **wanted: Any) -> Any:
+    """``cls(**wanted)``, leaving out what this release's dataclass does not have."""
+    known = fields(cls)
+    return cls(**{name: value for name, value in wanted.items() if name in known})
+
+
+@dataclass(frozen=True)
+class Release:
+    """The imported vLLM and what it can do.
+
+    ``retention_from_environment``: the retention interval is read from ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL`` when
+    the coordinator is built, not from ``KVCacheConfig``. ``junction_in_lookup``: ``get_computed_blocks`` returns the
+    junction as third item. ``lookup_for_connector``: ``get_computed_blocks_for_connector`` and
+    ``truncate_computed_blocks`` exist. ``block_must_fit_step``: align mode refuses a recurrent block above the step's
+    token limit (until PR 51113's release). ``checkpoint_blocks`` and ``checkpoint_alignment``: ``MambaSpec`` has the
+    field. ``prefix_cacheable``: groups may opt out of prefix caching. ``lookahead_hashes``: with EAGLE and no
+    connector, a key also covers the tokens after its boundary, and no unit of a hit is dropped.
+    ``hash_block_in_config``: ``KVCacheConfig`` carries the hash unit and the hit alignment.
+    ``shared_prefix_checkpoint``: the name of the ``CacheConfig`` switch for the junction checkpoint (off unless asked
+    for), or "". ``kv_transfer_ignores_scratch``: ``KVCacheConfig.transfer_group_ids`` exists.
+    """
+
+    version: tuple[int, ...]
+    retention_from_environment: bool
+    junction_in_lookup: bool
+    lookup_for_connector: bool
+    block_must_fit_step: bool
+    checkpoint_blocks: bool
+    checkpoint_alignment: bool
+    prefix_cacheable: bool
+    lookahead_hashes: bool
+    hash_block_in_config: bool
+    shared_prefix_checkpoint: str
+    kv_transfer_ignores_scratch: bool
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+def _version() -> tuple[int, ...]:
+    """The version of the imported tree: its own statement, or the metadata folder beside it."""
+    vllm = load("vllm")
+    text = str(getattr(vllm, "__version__", ""))
+    if not re.match(r"\d+\.\d+", text) or text.startswith("0.0"):
+        beside = [str(Path(vllm.__file__).parent.parent)]
+        text = next((d.version for d in metadata.distributions(name="vllm", path=beside)), text)
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
+
+
+def quiet() -> None:
+    """Let the release say only what ``VLLM_LOGGING_LEVEL`` (default here: ERROR) lets through.
+
+    Needed because newer releases configure their logging when an engine starts, and none does here.
+    """
+    logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))
+
+
+@functools.cache
+def release() -> Release:
+    """The release that ``import vllm`` finds. Imports its core (seconds, once)."""
+    version = _version()
+    interface = load("vllm.v1.kv_cache_interface")
+    manager = load("vllm.v1.core.kv_cache_manager").KVCacheManager
+    cache_config = load("vllm.config").CacheConfig
+    cache_fields = fields(interface.KVCacheConfig)
+    mamba_fields = fields(interface.MambaSpec)
+    switches = ("enable_mamba_shared_prefix_checkpoint", "enable_mamba_fine_grained_prefix_cache")
+    return Release(
+        version=version,
+        retention_from_environment="prefix_cache_retention_interval" not in cache_fields,
+        junction_in_lookup=version >= (0, 26),
+        lookup_for_connector=hasattr(manager, "truncate_computed_blocks"),
+        block_must_fit_step=version < (0, 27),
+        checkpoint_blocks="num_prefill_checkpoint_blocks" in mamba_fields,
+        checkpoint_alignment="prefill_checkpoint_alignment" in mamba_fields,
+        prefix_cacheable=hasattr(interface.KVCacheSpec, "prefix_cacheable"),
+        lookahead_hashes="num_hash_lookahead_tokens" in parameters(manager.__init__),
+        hash_block_in_config="hash_block_size" in cache_fields,
+        shared_prefix_checkpoint=next((s for s in switches if s in fields(cache_config)), ""),
+        kv_transfer_ignores_scratch=hasattr(interface.KVCacheConfig, "transfer_group_ids"),
+    )

@@ -1,0 +1,105 @@
+"""vLLM as a subject: a release's tree, an installed vLLM, or a checkout."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvproof.impl.vllm.configuration import default_retention, legal, release
+from kvproof.impl.vllm.device import CheckpointRule
+from kvproof.impl.vllm.driver import Driver
+from kvproof.impl.vllm.drift import load
+from kvproof.spec.config import Config, ConfigError
+from kvproof.spec.subject import Observer
+
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class VllmSubject:
+    """The vLLM found in ``tree`` (``None``: the installed one). Importing happens here, once per process (seconds).
+
+    Raises :class:`ImportError` when another vLLM is already imported, or when the tree's dependencies are missing.
+    """
+
+    def __init__(self, tree: Path | None, name: str) -> None:
+        self.name = name
+        for variable, value in QUIET.items():
+            os.environ.setdefault(variable, value)
+        if tree is not None:
+            root = str(tree.resolve())
+            imported = sys.modules.get("vllm")
+            if imported is not None and not str(getattr(imported, "__file__", "")).startswith(root):
+                raise ImportError(f"another vLLM is already imported in this process ({imported.__file__})")
+            if root not in sys.path:
+                sys.path.insert(0, root)
+        self.release = release()
+        load("vllm.v1.core.sched.scheduler")
+        self.checkpoint_rules: dict[tuple[int, ...], CheckpointRule | None] = {}
+
+    def families(self) -> frozenset[str]:
+        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "FLOW"})
+
+    def default_retention(self, eagle: bool) -> int | None:
+        """The retention interval that this release's engine arguments resolve to when none is given."""
+        return default_retention(eagle)
+
+    def start(self, config: Config, observer: Observer | None) -> Driver:
+        config.check()
+        if config.checkpoint_blocks and self.release.version < (0, 30):
+            raise ConfigError(f"vLLM {self.release.name} exports checkpoints in one model only: not driven before 0.30")
+        if config.async_scheduling:
+            raise ConfigError("asynchronous scheduling is not driven yet: set async_scheduling to false")
+        reason = legal(config)
+        if reason is not None:
+            raise ConfigError(reason)
+        return Driver(config, observer, checkpoint_rule(config, config.eagle) if config.checkpoint_blocks else None)
+
+
+def checkpoint_rule(config: Config, eagle: bool) -> CheckpointRule:
+    """The release's own rule for what a prefill kernel exports: position (0: nothing) and column of the block table.
+
+    From 0.31 it is one function; 0.30 has its two halves, which are put together as its one backend does.
+    """
+    interface = load("vllm.v1.kv_cache_interface")
+    block, unit = config.mamba_block, config.hash_unit
+    align = unit if config.partial_hits else config.scheduler_block
+    if release().version >= (0, 31):
+        compute = load("vllm.model_executor.layers.mamba.checkpoint").compute_mamba_prefill_checkpoints
+        extra: dict[str, Any] = {}
+        lookahead = release().lookahead_hashes and eagle and config.connector == "none"
+        if lookahead:
+            extra["num_hash_lookahead_tokens"] = 1
+        names = compute.__code__.co_varnames
+        if "cache_hit_alignment_tokens" in names:
+            extra["cache_hit_alignment_tokens"] = align
+
+        def from_031(end: int, tokens: int) -> tuple[int, int]:
+            offsets, columns = compute(
+                [end],
+                [tokens],
+                hash_block_size=unit,
+                mamba_block_size=block,
+                checkpoint_alignment=config.checkpoint_alignment,
+                drop_eagle_block=eagle and not lookahead,
+                **extra,
+            )
+            return (end - tokens + offsets[0], columns[0]) if offsets[0] else (0, -1)
+
+        return from_031
+
+    def in_030(end: int, tokens: int) -> tuple[int, int]:
+        start = end - tokens
+        position = interface.get_mamba_prefill_checkpoint_position(end, unit, drop_eagle_block=eagle)
+        valid = interface.is_mamba_prefill_checkpoint_valid(
+            query_start=start,
+            query_end=end,
+            checkpoint_position=position,
+            hash_block_size=unit,
+            mamba_block_size=block,
+            checkpoint_alignment=config.checkpoint_alignment,
+        )
+        return (position, -(-end // block) - 2) if valid else (0, -1)
+
+    return in_030

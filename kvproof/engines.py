@@ -1,0 +1,138 @@
+"""The checkers behind the commands, imported when they are used, so that ``kvproof --help`` needs none of them.
+
+What each returns is written down here as protocols: the shapes that reports rely on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from kvproof.errors import CheckerError
+from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.scenario import Scenario
+from kvproof.spec.subject import Subject
+
+Progress = Callable[[str], None]
+
+
+class Claim(Protocol):
+    """One rule as a solver judged it. ``expected`` is ``refuted`` for a historical fault that must be caught."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def statement(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def premises(self) -> str | Sequence[str]: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def expected(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def second_solver(self) -> str: ...
+    @property
+    def premises_satisfiable(self) -> bool: ...
+    @property
+    def counterexample(self) -> str: ...
+
+
+class Entry(Protocol):
+    """One invariant of the catalogue."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def statement(self) -> str: ...
+
+
+class Campaign(Protocol):
+    """What a fuzz campaign did and found."""
+
+    @property
+    def findings(self) -> Sequence[Finding]: ...
+    @property
+    def evaluations(self) -> Mapping[str, int]: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def examples(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def coverage(self) -> Mapping[str, int]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def interrupted(self) -> bool: ...
+
+
+class Replay(Protocol):
+    """What happened when a scenario was run again."""
+
+    @property
+    def violations(self) -> Sequence[Violation]: ...
+    @property
+    def evaluations(self) -> Mapping[str, int]: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+
+
+def load(module: str, name: str) -> Any:
+    """``name`` of ``module``. A missing dependency stays an ``ImportError``; a missing part of kvproof does not."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "kvproof":
+            raise CheckerError(f"this kvproof has no {error.name}") from error
+        raise
+    except AttributeError as error:
+        raise CheckerError(f"this kvproof has no {module}.{name}") from error
+
+
+def prove(out: Path | None, progress: Progress) -> Sequence[Claim]:
+    return cast("Sequence[Claim]", load("kvproof.models.smt", "prove")(out, progress))
+
+
+def catalogue() -> Sequence[Entry]:
+    entries = load("kvproof.invariants.catalogue", "CATALOGUE")
+    return tuple(entries.values() if isinstance(entries, Mapping) else entries)
+
+
+def campaign(
+    subject: Subject,
+    *,
+    seed: int,
+    steps: int,
+    seconds: float | None,
+    workers: int,
+    known: frozenset[tuple[str, str]],
+    progress: Progress | None,
+) -> Campaign:
+    run = load("kvproof.models.stateful.campaign", "run")
+    return cast(
+        "Campaign",
+        run(subject, seed=seed, steps=steps, seconds=seconds, workers=workers, known=known, progress=progress),
+    )
+
+
+def replay(subject: Subject, scenario: Scenario) -> Replay:
+    return cast("Replay", load("kvproof.models.stateful.replay", "replay")(subject, scenario))
+
+
+def vllm_subject(tree: Path | None, name: str) -> Subject:
+    return cast("Subject", load("kvproof.impl.vllm.subject", "VllmSubject")(tree, name))
+
+
+def export_pytest(file: Path) -> str:
+    return cast("str", load("kvproof.kvexport", "export_pytest")(file))

@@ -1,0 +1,98 @@
+"""Known findings: what is already recorded of a release, so that a run fails on what is new.
+
+One JSON file per finding, in ``findings/`` of the project, which is part of the package. A record names the invariant and
+the cause, the releases that show it, what is known about it and the scenario that shows it.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kvproof import scenario_file
+from kvproof.errors import UsageError
+from kvproof.spec.scenario import ScenarioError
+
+PACKAGE = "kvproof.known"
+
+Status = Literal["confirmed", "unconfirmed", "adapter"]
+"""``confirmed``: a fault of the release. ``unconfirmed``: the real scheduler may not reach it. ``adapter``: an artefact
+of how the release is driven."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One known finding. ``releases`` is a list of versions, or of ranges such as ``>=0.27,<0.28``, or one of either."""
+
+    invariant: str
+    cause: str
+    releases: list[str] | str
+    status: Status
+    reference: str
+    reasoning: str
+    scenario: dict[str, Any] | None = None
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        return (self.invariant, self.cause)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The records that apply to one release."""
+
+    records: tuple[Record, ...]
+
+    @property
+    def identities(self) -> frozenset[tuple[str, str]]:
+        return frozenset(record.identity for record in self.records)
+
+    def find(self, identity: tuple[str, str]) -> Record | None:
+        return next((record for record in self.records if record.identity == identity), None)
+
+    def not_seen(self, seen: Iterable[tuple[str, str]]) -> tuple[Record, ...]:
+        """The records that a run did not come across: gone, or not reached."""
+        met = set(seen)
+        return tuple(record for record in self.records if record.identity not in met)
+
+
+def load(folder: Path | None = None) -> tuple[Record, ...]:
+    """All records, of ``folder`` or else of this package. Raises :class:`UsageError` naming the file that is damaged."""
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"no folder of known findings at {folder}")
+    place = folder if folder is not None else importlib.resources.files(PACKAGE)
+    files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+    records = []
+    for file in files:
+        try:
+            record = msgspec.json.decode(file.read_bytes(), type=Record)
+            if record.scenario is not None:
+                scenario_file.parse(record.scenario)
+            records.append(record)
+        except (msgspec.DecodeError, ScenarioError, UnicodeDecodeError, OSError) as error:
+            raise UsageError(f"known finding {file.name} can't be read: {error}".replace("`", "")) from error
+    return tuple(records)
+
+
+def known_for(records: Iterable[Record], release: str) -> Known:
+    """The records that apply to ``release``; where it is not known (a checkout), all of them do."""
+    return Known(tuple(record for record in records if not release or _covers(record, release)))
+
+
+def _covers(record: Record, release: str) -> bool:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    ranges = [record.releases] if isinstance(record.releases, str) else record.releases
+    try:
+        version = Version(Version(release).base_version)  # a build of 0.33.0 with local changes is known as 0.33.0
+    except InvalidVersion:
+        return True
+    try:
+        return any(SpecifierSet(r if r[:1] in "<>=!~" else f"=={r}").contains(version, prereleases=True) for r in ranges)
+    except InvalidSpecifier as error:
+        raise UsageError(f"known finding {record.invariant} {record.cause} has an unreadable release range: {error}") from error

@@ -1,0 +1,107 @@
+"""What a run established: rows with a verdict each, an exit code, and the JSON report.
+
+A row's ``outcome`` decides the exit code; its ``verdict`` is the exact word for people (proved, fuzzed, refuted, new …).
+Nothing is rounded up: a predicate that was never exercised is undetermined, one that the subject can't show is not
+applicable, and neither is a pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kvproof.errors import FOUND, INTERRUPTED, MET, UNDETERMINED, USAGE, UsageError
+from kvproof.scenario_file import write_whole
+
+Kind = Literal["proof", "invariant", "finding", "run"]
+Outcome = Literal["pass", "fail", "undetermined", "error", "skip", "info"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. ``detail`` is short; ``text`` is whatever a person needs to see in full below it."""
+
+    kind: Kind
+    id: str
+    verdict: str
+    outcome: Outcome
+    detail: str = ""
+    statement: str = ""
+    text: str = ""
+    seconds: float = 0.0
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """A run of one command on one subject, filled as it goes, so that an interrupted run has one, too."""
+
+    command: str
+    subject: str = ""
+    rows: list[Row] = field(default_factory=list)
+    facts: dict[str, str | int | float] = field(default_factory=dict)
+    """Numbers of the run (seed, steps, seconds …), shown in the result line in this order."""
+    interrupted: bool = False
+    problem: str = ""
+    """Why the environment kept a part from running at all; empty if nothing did."""
+
+    @property
+    def exit_code(self) -> int:
+        """Findings win over everything; then an interrupt, then the environment, then what stayed undetermined."""
+        outcomes = {row.outcome for row in self.rows}
+        if "fail" in outcomes:
+            return FOUND
+        if self.interrupted:
+            return INTERRUPTED
+        if self.problem:
+            return USAGE
+        return UNDETERMINED if outcomes & {"undetermined", "error"} else MET
+
+    @property
+    def verdict(self) -> str:
+        """The run's verdict in one word: met, refuted, found, interrupted, environment, error or undetermined."""
+        code = self.exit_code
+        if code == FOUND:
+            return "refuted" if any(r.outcome == "fail" and r.kind == "proof" for r in self.rows) else "found"
+        if code == UNDETERMINED:
+            return "error" if any(r.outcome == "error" for r in self.rows) else "undetermined"
+        return {MET: "met", INTERRUPTED: "interrupted", USAGE: "environment"}[code]
+
+    def result_line(self) -> str:
+        """One line that scripts can grep: ``kvproof: verify vllm==0.33.0 seed=1 … verdict=met exit=0``."""
+        facts = [f"{name}={round(v, 1) if isinstance(v, float) else v}" for name, v in self.facts.items()]
+        head = ["kvproof:", self.command, *([self.subject] if self.subject else [])]
+        interrupted = ["interrupted=yes"] if self.interrupted else []
+        return " ".join([*head, *facts, *interrupted, f"verdict={self.verdict}", f"exit={self.exit_code}"])
+
+    def to_data(self) -> dict[str, Any]:
+        """The report as plain data, the same that the JSON file holds."""
+        return {
+            "kvproof_report": 1,
+            "command": self.command,
+            "subject": self.subject,
+            "verdict": self.verdict,
+            "exit": self.exit_code,
+            "interrupted": self.interrupted,
+            "problem": self.problem,
+            "facts": self.facts,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+        }
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write ``<command>.json`` and ``<command>.xml`` (JUnit). Raises :class:`UsageError` if that can't be done."""
+        from kvproof.junit import junit
+
+        files = {
+            folder / f"{self.command}.json": json.dumps(self.to_data(), indent=1, ensure_ascii=False) + "\n",
+            folder / f"{self.command}.xml": junit(self),
+        }
+        try:
+            for path, text in files.items():
+                write_whole(path, text)
+        except OSError as error:
+            raise UsageError(f"can't write the report to {folder}: {error.strerror or error}") from error
+        return list(files)

@@ -1,0 +1,93 @@
+"""Names of subjects on the command line: what they mean, and how to get hold of one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from kvproof import engines
+from kvproof.errors import UsageError
+from kvproof.spec.subject import Subject
+
+OLDEST: Final = "0.26.0"
+NEWEST: Final = "0.33.0"
+"""The releases that kvproof is tested with. ``verify`` drives the newest."""
+
+_FORMS = "vllm, vllm==0.33.0 or vllm@PATH"
+_LATER = ("reference", "spec")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A subject that was named but not loaded yet. ``release`` is its vLLM version, empty where it can't be told."""
+
+    text: str
+    kind: Literal["installed", "release", "checkout"]
+    release: str
+    path: Path | None = None
+
+
+def parse(text: str) -> Target:
+    """What ``text`` names. Raises :class:`UsageError` for anything that can't be driven."""
+    if text == "vllm":
+        return Target(text, "installed", _installed_release())
+    if text.startswith("vllm=="):
+        release = text.removeprefix("vllm==").strip()
+        if not re.fullmatch(r"[0-9][0-9A-Za-z.!+-]*", release):
+            raise UsageError(f"{text!r} names no release: write it as in vllm=={NEWEST}")
+        if _numbers(release) < _numbers(OLDEST):
+            raise UsageError(f"vLLM {release} is too old to be driven: use {OLDEST} or newer")
+        return Target(text, "release", release)
+    if text.startswith("vllm@"):
+        path = Path(text.removeprefix("vllm@")).expanduser()
+        if not (path / "vllm" / "__init__.py").is_file():
+            raise UsageError(f"no vLLM checkout at {path}: name the folder that contains vllm/__init__.py")
+        return Target(text, "checkout", _checkout_release(path), path.resolve())
+    if text in _LATER:
+        raise UsageError(f"subject {text!r} is not built yet: use {_FORMS}")
+    raise UsageError(f"unknown subject {text!r}: use {_FORMS}")
+
+
+def open_subject(target: Target, progress: engines.Progress) -> Subject:
+    """The subject itself. Fetches a release where needed and imports it into this process (some seconds)."""
+    # Nothing here needs a model hub or the release's own log.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    tree = target.path
+    if target.kind == "release":
+        from kvproof.impl.vllm.fetch import release_tree
+
+        tree = release_tree(target.release, progress=progress)
+    elif target.kind == "installed" and importlib.util.find_spec("vllm") is None:
+        raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
+    progress(f"importing {target.text}")
+    return engines.vllm_subject(tree, target.text)
+
+
+def _installed_release() -> str:
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _checkout_release(path: Path) -> str:
+    """A release that lies in ``path`` names itself in its metadata; a checkout that was built, in a generated module."""
+    for folder in sorted(path.glob("vllm-*.dist-info")):
+        return folder.name.removeprefix("vllm-").removesuffix(".dist-info")
+    try:
+        text = (path / "vllm" / "_version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+    found = re.search(r"""^(?:__version__|version)\b.*?['"]([0-9][^'"]*)['"]""", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    found = re.match(r"[0-9]+(?:\.[0-9]+)*", release)
+    return tuple(map(int, found.group().split("."))) if found else ()

@@ -1,0 +1,126 @@
+"""The configuration of one hybrid cache, small enough to print and complete enough to replay.
+
+A configuration that vLLM's own validation would reject is rejected here too (:meth:`Config.problem`), so that nothing
+found by driving one is an artefact of an impossible set-up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+GroupKind = Literal["full", "window", "mamba"]
+ConnectorKind = Literal["none", "sync", "async"]
+
+
+class ConfigError(ValueError):
+    """A configuration that no engine could run. The message says what to change."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share one cache kind and one block table.
+
+    ``block_size`` is in tokens. ``window`` is the sliding window in tokens (kind ``window`` only). ``drafter`` marks the
+    group that holds the EAGLE/MTP draft layers and therefore drops one unit of each hit.
+    """
+
+    kind: GroupKind
+    block_size: int
+    window: int = 0
+    drafter: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """One engine. Sizes are in tokens unless the name says blocks.
+
+    ``num_blocks`` counts the null block. ``retention`` is the retention interval: ``None`` keys every boundary, ``0``
+    only replay boundaries, ``k`` one per k tokens. ``speculative`` is K. ``checkpoint_alignment`` 0 means that the
+    attention backend exports no prefill checkpoint. ``load_steps`` is how many steps an asynchronous load takes.
+    """
+
+    groups: tuple[Group, ...]
+    num_blocks: int
+    hash_unit: int
+    step_tokens: int
+    max_running: int = 8
+    max_model_len: int = 1024
+    speculative: int = 0
+    eagle: bool = False
+    checkpoint_blocks: int = 0
+    checkpoint_alignment: int = 0
+    retention: int | None = 0
+    long_prefill_threshold: int = 0
+    full_sequence_must_fit: bool = True
+    connector: ConnectorKind = "none"
+    divergent_hits: bool = False
+    load_steps: int = 1
+    async_scheduling: bool = False
+
+    @property
+    def scheduler_block(self) -> int:
+        """The least common multiple of the groups' block sizes: what hits align to unless partial hits are on."""
+        return math.lcm(*(group.block_size for group in self.groups))
+
+    @property
+    def mamba_block(self) -> int:
+        """The block size of the recurrent groups, or 0 where there is none."""
+        return next((g.block_size for g in self.groups if g.kind == "mamba"), 0)
+
+    @property
+    def partial_hits(self) -> bool:
+        """Whether hits may end inside a block: the unit is finer than the recurrent block, and no group forbids it."""
+        return self.hash_unit < self.mamba_block and not any(
+            g.kind == "window" and g.block_size != self.hash_unit for g in self.groups
+        )
+
+    def problem(self) -> str | None:
+        """Why no engine could run this, with the way out; ``None`` if one could."""
+        if not self.groups:
+            return "no groups: name at least one cache group"
+        for index, group in enumerate(self.groups):
+            if group.block_size <= 0:
+                return f"group {index} has block size {group.block_size}: make it positive"
+            if self.hash_unit <= 0 or group.block_size % self.hash_unit:
+                return f"hash unit {self.hash_unit} does not divide block {group.block_size} of group {index}: use a divisor"
+            if group.kind == "window" and group.window <= 0:
+                return f"group {index} is a window group with window {group.window}: make it positive"
+        mamba_blocks = {g.block_size for g in self.groups if g.kind == "mamba"}
+        if len(mamba_blocks) > 1:
+            return f"recurrent groups with different blocks {sorted(mamba_blocks)}: align mode has one"
+        if mamba_blocks and self.scheduler_block != self.mamba_block:
+            return (
+                f"scheduler block {self.scheduler_block} differs from the recurrent block {self.mamba_block}: "
+                "in align mode every block size must divide the recurrent one"
+            )
+        if min(self.step_tokens, self.max_running, self.max_model_len) <= 0:
+            return "step_tokens, max_running and max_model_len must be positive"
+        if self.speculative < 0 or self.load_steps < 1 or self.long_prefill_threshold < 0:
+            return "speculative and long_prefill_threshold must not be negative; load_steps must be at least 1"
+        if self.eagle and self.speculative == 0:
+            return "EAGLE without draft tokens: set speculative to at least 1 or eagle to false"
+        if self.step_tokens <= self.speculative:
+            return f"step limit {self.step_tokens} does not hold one token and {self.speculative} drafts: raise step_tokens"
+        if self.retention is not None and (self.retention < 0 or self.retention % self.scheduler_block):
+            return f"retention {self.retention} must be 0 or a multiple of the scheduler block {self.scheduler_block}"
+        if self.checkpoint_blocks not in (0, 1):
+            return f"checkpoint_blocks {self.checkpoint_blocks}: engines reserve 0 or 1"
+        if self.checkpoint_blocks and self.checkpoint_alignment <= 0:
+            return "checkpoint_blocks without checkpoint_alignment: set the alignment of the exporting kernel"
+        smallest = self.smallest_pool()
+        if self.num_blocks < smallest:
+            return f"pool of {self.num_blocks} blocks is too small for one request: use at least {smallest}"
+        return None
+
+    def check(self) -> Config:
+        """This configuration, or :class:`ConfigError` with the reason."""
+        reason = self.problem()
+        if reason is not None:
+            raise ConfigError(f"impossible configuration: {reason}")
+        return self
+
+    def smallest_pool(self) -> int:
+        """Blocks (the null block included) without which even a one-token request can't run."""
+        return 1 + sum(1 + (self.speculative if g.kind == "mamba" else 0) for g in self.groups)

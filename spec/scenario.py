@@ -1,0 +1,136 @@
+"""A scenario: one configuration and a list of actions. The currency of the house.
+
+The fuzzer shrinks to one, solvers emit one, ``replay`` runs one on any subject, ``export`` turns one into a test.
+As JSON it is flat and small; ``VERSION`` changes when the meaning of an old file would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvproof.spec.config import Config, Group
+
+VERSION = 1
+
+ActionKind = Literal["submit", "step", "finish", "abort", "preempt", "evict", "reset"]
+FORCED: frozenset[str] = frozenset({"preempt", "evict"})
+"""Actions that no client or model can cause directly. A finding that needs one stays unconfirmed."""
+
+
+class ScenarioError(ValueError):
+    """A scenario that can't be read or run. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that happens to an engine.
+
+    ``submit``: ``request`` arrives. Its prompt is the first ``shared`` tokens of ``base``'s sequence (prompt and output
+    so far), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is how many tokens of the
+    prompt an external store holds (0: none).
+
+    ``step``: the engine takes ``times`` steps. ``accept`` is the number of drafts that the model accepts for each
+    running request, cycled over the requests in the order scheduled (capped by what was drafted).
+
+    ``finish``: the model ends ``request`` with its next token. ``abort``: the client goes away.
+    ``reset``: the operator clears the prefix cache (no effect while blocks are in use).
+    ``preempt`` (forced): ``request`` loses its blocks and waits again.
+    ``evict`` (forced): the ``times`` blocks at the front of the free queue (0: all) lose their keys.
+    """
+
+    kind: ActionKind
+    request: str = ""
+    base: str = ""
+    shared: int = 0
+    length: int = 0
+    max_tokens: int = 0
+    external: int = 0
+    times: int = 1
+    accept: tuple[int, ...] = ()
+
+    @property
+    def forced(self) -> bool:
+        return self.kind in FORCED
+
+    def __str__(self) -> str:
+        if self.kind == "submit":
+            if not self.base:
+                origin = f"{self.length} fresh tokens"
+            elif self.shared >= self.length:
+                origin = f"the first {self.length} tokens of {self.base}"
+            else:
+                origin = f"{self.shared} tokens of {self.base} + {self.length - self.shared} fresh"
+            store = f", store holds {self.external}" if self.external else ""
+            return f"submit {self.request}: {origin}, up to {self.max_tokens} out{store}"
+        if self.kind == "step":
+            drafts = f", accept {'/'.join(map(str, self.accept))} drafts" if self.accept else ""
+            return f"step ×{self.times}{drafts}" if self.times != 1 or drafts else "step"
+        if self.kind == "evict":
+            return f"evict {self.times or 'all'} (forced)"
+        if self.kind == "reset":
+            return "reset the prefix cache"
+        return f"{self.kind} {self.request}{' (forced)' if self.forced else ''}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A configuration, and what happens to it."""
+
+    config: Config
+    actions: tuple[Action, ...]
+    note: str = ""
+
+    @property
+    def forced(self) -> bool:
+        """Whether any action comes from outside what clients, models and the scheduler can do."""
+        return any(action.forced for action in self.actions)
+
+    def text(self) -> str:
+        """The scenario as a conversation, one line per action."""
+        c = self.config
+        groups = ", ".join(
+            f"{g.kind} {g.block_size}" + (f"/{g.window}" if g.window else "") + (" (drafter)" if g.drafter else "")
+            for g in c.groups
+        )
+        head = [f"groups: {groups}; hash unit {c.hash_unit}; {c.num_blocks} blocks; {c.step_tokens} tokens a step"]
+        default = Config(groups=(), num_blocks=0, hash_unit=0, step_tokens=0)
+        extras = [
+            f"{field.name} {getattr(c, field.name)}"
+            for field in dataclasses.fields(Config)
+            if field.name not in ("groups", "num_blocks", "hash_unit", "step_tokens")
+            and getattr(c, field.name) != getattr(default, field.name)
+        ]
+        if extras:
+            head.append("with " + ", ".join(extras))
+        return "\n".join([*head, *(f"{i:3}. {action}" for i, action in enumerate(self.actions, 1))])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: defaults of actions are left out, those of the configuration are kept."""
+        blank = Action("step")
+        actions = [
+            {
+                f.name: _plain(getattr(a, f.name))
+                for f in dataclasses.fields(a)
+                if f.name == "kind" or getattr(a, f.name) != getattr(blank, f.name)
+            }
+            for a in self.actions
+        ]
+        data: dict[str, Any] = {"kvproof_scenario": VERSION, "config": dataclasses.asdict(self.config)}
+        if self.note:
+            data["note"] = self.note
+        data["actions"] = actions
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Scenario:
+        """The scenario that :meth:`to_dict` wrote. The caller has validated shapes and the version."""
+        raw = dict(data["config"])
+        raw["groups"] = tuple(Group(**group) for group in raw["groups"])
+        actions = tuple(Action(**{**a, "accept": tuple(a.get("accept", ()))}) for a in data["actions"])
+        return cls(Config(**raw), actions, data.get("note", ""))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
