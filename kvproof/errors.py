@@ -56,7 +56,10 @@ def _explain_import(error: ImportError) -> tuple[str, int]:
     if top == "kvproof":
         return f"this kvproof has no {name} ({error})", UNDETERMINED
     if name == "vllm":
-        return "vLLM is not installed in this interpreter: name a release (vllm==0.33.0) or a checkout (vllm@PATH)", USAGE
+        return (
+            "vLLM is not installed in this interpreter: name a release (vllm==0.33.0) or a checkout (vllm@PATH)",
+            USAGE,
+        )
     if top == "vllm":
         return f"this vLLM can't be driven: {error} (KVPROOF_DEBUG=1 shows where)", USAGE
     if not isinstance(error, ModuleNotFoundError):

@@ -1,7 +1,7 @@
 """Known findings: what is already recorded of a release, so that a run fails on what is new.
 
-One JSON file per finding, in ``findings/`` of the project, which is part of the package. A record names the invariant and
-the cause, the releases that show it, what is known about it and the scenario that shows it.
+One JSON file per finding, in ``findings/`` of the project, which is part of the package. A record names the invariant
+and the cause, the releases that show it, what is known about it and the scenario that shows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ of how the release is driven."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One known finding. ``releases`` is a list of versions, or of ranges such as ``>=0.27,<0.28``, or one of either."""
+    """One known finding. ``releases`` is a list of versions or ranges such as ``>=0.27,<0.28``, or one of either."""
 
     invariant: str
     cause: str
@@ -61,7 +61,7 @@ class Known:
 
 
 def load(folder: Path | None = None) -> tuple[Record, ...]:
-    """All records, of ``folder`` or else of this package. Raises :class:`UsageError` naming the file that is damaged."""
+    """All records, of ``folder`` or else of this package. Raises :class:`UsageError` naming the damaged file."""
     if folder is not None and not folder.is_dir():
         raise UsageError(f"no folder of known findings at {folder}")
     place = folder if folder is not None else importlib.resources.files(PACKAGE)
@@ -93,6 +93,10 @@ def _covers(record: Record, release: str) -> bool:
     except InvalidVersion:
         return True
     try:
-        return any(SpecifierSet(r if r[:1] in "<>=!~" else f"=={r}").contains(version, prereleases=True) for r in ranges)
+        return any(
+            SpecifierSet(r if r[:1] in "<>=!~" else f"=={r}").contains(version, prereleases=True) for r in ranges
+        )
     except InvalidSpecifier as error:
-        raise UsageError(f"known finding {record.invariant} {record.cause} has an unreadable release range: {error}") from error
+        raise UsageError(
+            f"known finding {record.invariant} {record.cause} has an unreadable release range: {error}"
+        ) from error

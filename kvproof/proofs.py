@@ -9,8 +9,6 @@ from kvproof.engines import Claim
 from kvproof.errors import CheckerError
 from kvproof.report import Outcome, Row
 
-_SAME = {"proved": ("proved", "unsat", "agrees", "confirmed"), "refuted": ("refuted", "sat", "agrees", "confirmed")}
-
 
 def prove(out: Path | None, progress: engines.Progress) -> list[Row]:
     """Prove every claim; write SMT-LIB 2 files to ``out`` if given."""
@@ -27,6 +25,7 @@ def row_of(claim: Claim) -> Row:
     detail = f"{claim.statement} [{claim.scope}]"
     if premises:
         detail += f"; premises{' (satisfiable)' if claim.premises_satisfiable else ''}: {premises}"
+    why = claim.note or why
     if why:
         detail = f"{why}: {detail}"
     return Row(
@@ -51,13 +50,13 @@ def row_of(claim: Claim) -> Row:
 def _judge(claim: Claim) -> tuple[str, Outcome, str]:
     if claim.verdict == "error":
         return "error", "error", "the solver failed"
-    if claim.verdict not in _SAME:
-        return "undetermined", "undetermined", "the solver gave no answer"
+    if claim.verdict not in ("proved", "refuted"):
+        return "undetermined", "undetermined", "no decisive answer"
     if not claim.premises_satisfiable:
         return "undetermined", "undetermined", "the premises can't all hold, so this says nothing"
     if claim.verdict == "refuted" and claim.expected == "proved":
         return "refuted", "fail", ""
-    if claim.second_solver not in _SAME[claim.verdict]:
+    if claim.second_solver != claim.verdict:
         return "undetermined", "undetermined", f"the second solver says {claim.second_solver or 'nothing'}"
     if claim.verdict == "proved" and claim.expected == "refuted":
         # A historical fault that "holds" means that the claim can't tell right from wrong.

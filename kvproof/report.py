@@ -1,6 +1,6 @@
 """What a run established: rows with a verdict each, an exit code, and the JSON report.
 
-A row's ``outcome`` decides the exit code; its ``verdict`` is the exact word for people (proved, fuzzed, refuted, new …).
+A row's ``outcome`` decides the exit code; its ``verdict`` is the exact word for people (proved, refuted, new …).
 Nothing is rounded up: a predicate that was never exercised is undetermined, one that the subject can't show is not
 applicable, and neither is a pass.
 """

@@ -172,9 +172,7 @@ def _strict(cls: type) -> type[msgspec.Struct]:
     fields: list[Any] = []
     for field in dataclasses.fields(cls):
         hint = tuple[_strict(Group), ...] if field.name == "groups" else hints[field.name]  # type: ignore[misc]
-        fields.append(
-            (field.name, hint) if field.default is dataclasses.MISSING else (field.name, hint, field.default)
-        )
+        fields.append((field.name, hint) if field.default is dataclasses.MISSING else (field.name, hint, field.default))
     return msgspec.defstruct(cls.__name__, fields, forbid_unknown_fields=True, frozen=True)
 
 
@@ -192,7 +190,10 @@ def _convert(data: Any, shape: Any, path: str) -> Any:
     try:
         return msgspec.convert(data, shape)
     except msgspec.ValidationError as error:
-        raise ScenarioError(str(error).replace("`$", f"`{path}").replace("`", "")) from error
+        message = str(error)
+        if " - at `$" not in message:
+            message += " - at `$`"
+        raise ScenarioError(message.replace(" - at `$", f" - at `{path}").replace("`", "")) from error
 
 
 def _build(cls: Any, raw: Any) -> Any:

@@ -77,7 +77,7 @@ def _installed_release() -> str:
 
 
 def _checkout_release(path: Path) -> str:
-    """A release that lies in ``path`` names itself in its metadata; a checkout that was built, in a generated module."""
+    """A release that lies in ``path`` names itself in its metadata; a built checkout, in a generated module."""
     for folder in sorted(path.glob("vllm-*.dist-info")):
         return folder.name.removeprefix("vllm-").removesuffix(".dist-info")
     try:

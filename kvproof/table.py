@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Final
 
@@ -23,32 +24,37 @@ _TITLES: Final = {"proof": "proofs", "invariant": "invariants", "finding": "find
 _WIDTH_WITHOUT_TERMINAL: Final = 120
 
 
-def console() -> Console:
-    """Standard output. A pipe gets a fixed width and no colours, so that what is stored does not depend on a window."""
-    terminal = sys.stdout.isatty()
-    return Console(width=None if terminal else _WIDTH_WITHOUT_TERMINAL, highlight=False, soft_wrap=False)
-
-
 def say(line: str) -> None:
     """Progress: one line on standard error, apart from the results."""
     print(line, file=sys.stderr, flush=True)
 
 
+def write(text: str) -> None:
+    """Results: ``text`` as it is, on standard output. A reader that stopped reading changes no verdict."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes again on exit, which must not fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def show(report: Report) -> None:
-    """Print the table, the texts of the rows that have one, and the result line."""
-    out = console()
-    if report.rows:
-        out.print(_table(report))
-    for row in report.rows:
-        if row.text:
+    """Write the table, the texts of the rows that have one, and the result line."""
+    # A pipe gets a fixed width, so that what is stored does not depend on a window.
+    out = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+    with out.capture() as captured:
+        if report.rows:
+            out.print(_table(report))
+        for row in report.rows:
+            if row.text:
+                out.print()
+                out.print(Text(f"{row.id}: {row.verdict}", style=_STYLES[row.outcome]))
+                # Neither wrapped nor marked up: a scenario or a command must stay as it is, to be copied.
+                out.out(row.text.rstrip(), highlight=False)
+        if report.rows:
             out.print()
-            out.print(Text(f"{row.id}: {row.verdict}", style=_STYLES[row.outcome]))
-            # Plain print: a scenario or a command must stay as it is, to be copied.
-            out.file.write(row.text.rstrip() + "\n")
-    if report.rows:
-        out.print()
-    out.file.write(report.result_line() + "\n")
-    out.file.flush()
+    write(captured.get() + report.result_line() + "\n")
 
 
 def _table(report: Report) -> Table:
@@ -64,7 +70,9 @@ def _table(report: Report) -> Table:
                 table.add_section()
             table.add_row(Text(_TITLES[row.kind], style="bold"), "", "", "")
             shown = row.kind
-        table.add_row(Text(f"  {row.id}"), Text(row.verdict, style=_STYLES[row.outcome]), Text(_detail(row)), _seconds(row))
+        table.add_row(
+            Text(f"  {row.id}"), Text(row.verdict, style=_STYLES[row.outcome]), Text(_detail(row)), _seconds(row)
+        )
     return table
 
 

@@ -49,14 +49,11 @@ class Store:
         return due
 
     def arrived(self) -> list[Load]:
-        """Asynchronous loads that complete with this step."""
+        """Asynchronous loads that complete with this step. A load outlives its request: the blocks wait for it."""
         done = [load for steps, load in self.flying.values() if steps <= 1]
         self.flying = {name: (steps - 1, load) for name, (steps, load) in self.flying.items() if steps > 1}
         return done
 
-    def forget(self, request: str) -> None:
-        """The request is gone before its load has arrived: nothing is written any more."""
-        self.flying.pop(request, None)
 
 
 def make_connector_class(store: Store) -> type:
@@ -88,11 +85,9 @@ def make_connector_class(store: Store) -> type:
             return KVConnectorMetadata()
 
         def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-            store.forget(request.request_id)
             return False, None
 
         def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
-            store.forget(request.request_id)
             return False, None
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...

@@ -8,7 +8,8 @@ same from 0.26 to 0.33. The V1 runner differs in one way that matters: it forget
 request sits out a step. Order within a step: zeroing, block copies (one gather, then one scatter), synchronous external
 loads, the move of each running state to its new column, the forward (every read before any recurrent write; attention
 writes before attention reads, as in each layer), the export of prefill checkpoints, and after sampling the copy of the
-state to a boundary that acceptance just crossed.
+state to a boundary that acceptance just crossed. Within the forward the convolution buffer is written first, then the
+checkpoint is exported, then the temporal state: the order of the kernels, which shows where the blocks are the same.
 
 A recurrent block holds two things that are moved by different rules: the temporal state (one per draft, in successive
 columns) and the convolution buffer (in the first column only, where a shift selects the draft).
@@ -327,19 +328,20 @@ class Device:
         states = [row.state(end - rows + 1 + i) for i in range(rows)]
         position, column = self._checkpoint(row, end)
         for group in self._mamba_groups:
+            running = self._block(row, group, row.column)
+            if running > NULL:
+                kept = self.mamba.get(running)
+                self._set_mamba(running, kept.temporal if kept is not None else None, tuple(states))
+            block = self._block(row, group, column) if position else NULL
+            if block > NULL:
+                self._set_mamba(block, row.state(position), (row.state(position),))
+                written.append((group, block, column, row.state(position)))
             for i, state in enumerate(states):
                 block = self._block(row, group, row.column + i)
                 written.append((group, block, row.column + i, state))
                 if block > NULL:
                     kept = self.mamba.get(block)
-                    window = tuple(states) if i == 0 else (kept.window if kept is not None else ())
-                    self._set_mamba(block, state, window)
-            if position:
-                block = self._block(row, group, column)
-                if block > NULL:
-                    state = row.state(position)
-                    self._set_mamba(block, state, (state,))
-                    written.append((group, block, column, state))
+                    self._set_mamba(block, state, kept.window if kept is not None else ())
         return written
 
     def _checkpoint(self, row: _Row, end: int) -> tuple[int, int]:

@@ -14,13 +14,10 @@ from kvproof.impl.vllm.fetch_error import FetchError
 Progress = Callable[[str], None]
 _REPORT_EVERY_SECONDS = 5.0
 # Only the Python files of the wheel are used, so a wheel for another C library or processor serves as well.
-_ANY_LINUX = tuple(
-    option
-    for tag in ("manylinux_2_28", "manylinux_2_31", "manylinux_2_34", "manylinux_2_35", "manylinux_2_39", "manylinux2014")
-    for option in ("--platform", f"{tag}_x86_64")
-) + ("--platform", "manylinux1_x86_64")
+_LINUXES = ("_2_28", "_2_31", "_2_34", "_2_35", "_2_39", "2014", "1")
+_ANY_LINUX = tuple(option for tag in _LINUXES for option in ("--platform", f"manylinux{tag}_x86_64"))
 _NO_NETWORK = re.compile(
-    r"Retrying \(Retry|NewConnectionError|Max retries|name resolution|Network is unreachable|ProxyError|SSLError|ReadTimeout"
+    r"Retrying \(Retry|NewConnectionError|Max retries|name resolution|Network is unreachable|Proxy|SSLError|Timeout"
 )
 
 
@@ -39,7 +36,9 @@ def download_wheel(version: str, folder: Path, progress: Progress) -> Path:
         raise _explain(version, text)
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
-        raise FetchError(f"pip reported success but left no wheel of vLLM {version}: try `pip download vllm=={version}`")
+        raise FetchError(
+            f"pip reported success but left no wheel of vLLM {version}: try `pip download vllm=={version}`"
+        )
     return wheels[0]
 
 
@@ -99,7 +98,9 @@ def _explain(version: str, text: str) -> Exception:
         versions = [v.strip() for v in found.group(1).split(",")] if found else []
         known = [v for v in versions if v and v != "none"]
         if not known:
-            return FetchError(f"pip finds no vLLM at all: check the index or folder that it is configured to use ({version})")
+            return FetchError(
+                "pip finds no vLLM at all: check the network, and the index or folder that pip is configured to use"
+            )
         return FetchError(f"there is no vLLM release {version}: the newest that pip finds are {', '.join(known[-4:])}")
     if "DO NOT MATCH THE HASHES" in text:
         return FetchError(f"the wheel of vLLM {version} arrived damaged (its hash differs): try again")

@@ -22,7 +22,7 @@ Called on every release, with a default that does nothing: ``on_new_request`` (r
 | ``bind_gpu_block_pool(pool)`` | 0.26 … 0.29 directly; from 0.30 through ``bind_kv_cache_manager`` of the base class |
 | ``bind_kv_cache_manager(manager)`` | from 0.30, once, after the manager is built (call ``super()``) |
 | ``requires_kv_delivery`` (property) | from 0.27; default: whether the role is a producer, so true for ``kv_both`` |
-| ``supports_divergent_local_hybrid_hits`` (property) | from 0.28; default false. 0.27: always; 0.26: the deepest group |
+| ``supports_divergent_local_hybrid_hits`` (property) | from 0.28; default false. 0.27: always; 0.26: deepest group |
 | ``has_pending_block_frees()`` | from 0.30; default false: true makes the scheduler wait instead of preempting |
 | ``register_finished_partial_tail(request, block_ids, offloads)`` | from 0.30, at finish; default false |
 | ``get_loaded_kv_cache_group_ids(request)`` | from 0.32, after a positive match; default: the prefix-cacheable groups |
@@ -80,29 +80,26 @@ class Release:
     """The imported vLLM and what it can do.
 
     ``retention_from_environment``: the retention interval is read from ``VLLM_PREFIX_CACHE_RETENTION_INTERVAL`` when
-    the coordinator is built, not from ``KVCacheConfig``. ``junction_in_lookup``: ``get_computed_blocks`` returns the
-    junction as third item. ``lookup_for_connector``: ``get_computed_blocks_for_connector`` and
-    ``truncate_computed_blocks`` exist. ``block_must_fit_step``: align mode refuses a recurrent block above the step's
-    token limit (until PR 51113's release). ``checkpoint_blocks`` and ``checkpoint_alignment``: ``MambaSpec`` has the
-    field. ``prefix_cacheable``: groups may opt out of prefix caching. ``lookahead_hashes``: with EAGLE and no
-    connector, a key also covers the tokens after its boundary, and no unit of a hit is dropped.
-    ``hash_block_in_config``: ``KVCacheConfig`` carries the hash unit and the hit alignment.
-    ``shared_prefix_checkpoint``: the name of the ``CacheConfig`` switch for the junction checkpoint (off unless asked
-    for), or "". ``kv_transfer_ignores_scratch``: ``KVCacheConfig.transfer_group_ids`` exists.
+    the coordinator is built, not from ``KVCacheConfig``. ``lookup_for_connector``:
+    ``get_computed_blocks_for_connector`` and ``truncate_computed_blocks`` exist. ``checkpoint_blocks`` and
+    ``checkpoint_alignment``: ``MambaSpec`` has the field. ``prefix_cacheable``: groups may opt out of prefix caching.
+    ``lookahead_hashes``: with EAGLE and no connector, a key also covers the tokens after its boundary, and no unit of
+    a hit is dropped. ``hash_block_in_config``: ``KVCacheConfig`` carries the hash unit and the hit alignment.
+
+    ``drafters_recognised``: the drafting methods to use where a group is marked as the drafter's. Where the release
+    recognises no drafter, every group takes the EAGLE drop, recurrent ones included: up to 0.28 in any hybrid model.
+    0.29 and 0.30 recognise DSpark alone; from 0.31 MTP is recognised (by its last layer, from 0.33 by a mark).
     """
 
     version: tuple[int, ...]
     retention_from_environment: bool
-    junction_in_lookup: bool
     lookup_for_connector: bool
-    block_must_fit_step: bool
     checkpoint_blocks: bool
     checkpoint_alignment: bool
     prefix_cacheable: bool
     lookahead_hashes: bool
     hash_block_in_config: bool
-    shared_prefix_checkpoint: str
-    kv_transfer_ignores_scratch: bool
+    drafters_recognised: frozenset[str]
 
     @property
     def name(self) -> str:
@@ -119,6 +116,12 @@ def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
 
 
+def _drafters_recognised(version: tuple[int, ...]) -> frozenset[str]:
+    if version < (0, 29):
+        return frozenset()
+    return frozenset({"dspark"}) if version < (0, 31) else frozenset({"mtp"})
+
+
 def quiet() -> None:
     """Let the release say only what ``VLLM_LOGGING_LEVEL`` (default here: ERROR) lets through.
 
@@ -133,21 +136,16 @@ def release() -> Release:
     version = _version()
     interface = load("vllm.v1.kv_cache_interface")
     manager = load("vllm.v1.core.kv_cache_manager").KVCacheManager
-    cache_config = load("vllm.config").CacheConfig
     cache_fields = fields(interface.KVCacheConfig)
     mamba_fields = fields(interface.MambaSpec)
-    switches = ("enable_mamba_shared_prefix_checkpoint", "enable_mamba_fine_grained_prefix_cache")
     return Release(
         version=version,
         retention_from_environment="prefix_cache_retention_interval" not in cache_fields,
-        junction_in_lookup=version >= (0, 26),
         lookup_for_connector=hasattr(manager, "truncate_computed_blocks"),
-        block_must_fit_step=version < (0, 27),
         checkpoint_blocks="num_prefill_checkpoint_blocks" in mamba_fields,
         checkpoint_alignment="prefill_checkpoint_alignment" in mamba_fields,
         prefix_cacheable=hasattr(interface.KVCacheSpec, "prefix_cacheable"),
         lookahead_hashes="num_hash_lookahead_tokens" in parameters(manager.__init__),
         hash_block_in_config="hash_block_size" in cache_fields,
-        shared_prefix_checkpoint=next((s for s in switches if s in fields(cache_config)), ""),
-        kv_transfer_ignores_scratch=hasattr(interface.KVCacheConfig, "transfer_group_ids"),
+        drafters_recognised=_drafters_recognised(version),
     )

@@ -4,9 +4,9 @@ The core that kvproof drives is pure Python, so of a wheel of some 340 MB only t
 kept (about 57 MB). The wheel is downloaded by pip, which means that whatever is configured for pip (an index of one's
 own, a folder of wheels, a proxy) holds here too.
 
-A release lies in ``<cache>/vllm-<version>``, with a manifest of every file. It is unpacked beside that place and renamed,
-under a lock, so that two runs at once, a full disk or Ctrl-C never leave half a release behind; a tree that no longer
-matches its manifest is fetched again.
+A release lies in ``<cache>/vllm-<version>``, with a manifest of every file. It is unpacked beside that place and
+renamed, under a lock, so that two runs at once, a full disk or Ctrl-C never leave half a release behind; a tree that no
+longer matches its manifest is fetched again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def release_tree(version: str, cache: Path | None = None, progress: Progress | N
     """The folder that, put on ``sys.path``, makes ``vllm`` of release ``version`` importable.
 
     Fetches it on first use; afterwards only the manifest is checked (every file's hash, a fraction of a second).
-    ``progress`` is told what is going on, a line at a time. Raises :class:`FetchError` with one clear line when there is
-    no such release, no network, a damaged wheel, or a cache folder that is read-only or full.
+    ``progress`` is told what is going on, a line at a time. Raises :class:`FetchError` with one clear line when there
+    is no such release, no network, a damaged wheel, or a cache folder that is read-only or full.
     """
     if not _VERSION.fullmatch(version):
         raise FetchError(f"{version!r} is not a vLLM release number: write it as in vllm==0.33.0")
@@ -106,7 +106,9 @@ def _fetch(version: str, root: Path, home: Path, say: Progress) -> Path:
             problem = f"the downloaded wheel of vLLM {version} is damaged ({error})"
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    raise FetchError(f"{problem}, and so was a second download: check the index or folder that pip is configured to use")
+    raise FetchError(
+        f"{problem}, and so was a second download: check the index or folder that pip is configured to use"
+    )
 
 
 def _folder_problem(root: Path, error: OSError) -> str:

@@ -6,44 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvproof.impl.vllm.drift import fields, load
-from kvproof.spec.tracer import State, advance, encode_key
-
-NEVER = -2
-"""A token that no model returns: the end-of-sequence token of requests that end by length or by order only."""
 
 Hasher = Callable[[Any], list[bytes]]
-"""What a request calls after each new token: the keys of the boundaries that have become computable, in order."""
-
-
-def make_hasher(hash_unit: int, lookahead: int = 0) -> Hasher:
-    """A block hasher whose keys decode to the prefix they stand for.
-
-    One key per ``hash_unit`` tokens, 32 bytes, ``encode_key`` of the state at the boundary; the release appends the
-    group id. ``lookahead`` is the number of tokens after the boundary that the key covers too (:func:`key_lookahead` of
-    the scheduler): the key is due once they exist, and the state after them fills the bytes above the boundary's own
-    state, so that keys differ where the release's would. One hasher per request: it remembers how far it has read.
-    """
-    state, position = State(0), 0
-
-    def hasher(request: Any) -> list[bytes]:
-        nonlocal state, position
-        keys = []
-        tokens = request.all_token_ids
-        done = len(request.block_hashes)
-        while (end := (done + len(keys) + 1) * hash_unit) + lookahead <= request.num_tokens:
-            for token in tokens[position:end]:
-                state = advance(state, token)
-            position = end
-            key = encode_key(state)
-            if lookahead:
-                beyond = state
-                for token in tokens[end : end + lookahead]:
-                    beyond = advance(beyond, token)
-                key = key[:16] + int(beyond).to_bytes(8, "big") + key[24:]
-            keys.append(key)
-        return keys
-
-    return hasher
+"""What a request calls when it has new tokens: the keys of the boundaries that have become computable, in order."""
 
 
 def key_lookahead(scheduler: Any) -> int:
@@ -54,7 +19,10 @@ def key_lookahead(scheduler: Any) -> int:
 def make_request(name: str, tokens: Sequence[int], max_tokens: int, hasher: Hasher, eos: int | None = None) -> Any:
     """A real ``Request``: prompt ``tokens``, at most ``max_tokens`` of output, ended early by the token ``eos``.
 
-    Generation has no other stop condition. ``hasher`` comes from :func:`make_hasher` (one per request).
+    Generation has no other stop condition. ``hasher`` is called with the request whenever it has new tokens and
+    returns the 32-byte keys of the boundaries after ``len(request.block_hashes)`` that have become computable: one per
+    hash unit, due once :func:`key_lookahead` more tokens exist, which the key must cover as well. The release appends
+    the group id.
     """
     sampling = load("vllm.sampling_params")
     params = sampling.SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=None)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import z3
-
 from kvproof.spec import logic
 
 

@@ -1,8 +1,8 @@
 """What a proof claims: a statement, its scope, its premises, and a goal, written once for both readings.
 
-A claim's ``build`` is given :class:`Symbols` and returns an :class:`Obligation`. With :class:`Unknowns` the symbols are
-solver variables and the obligation is a formula; with :class:`Numbers` they are integers and the same function computes.
-So every counterexample that a solver finds is run through the very rules it refutes before it is reported.
+A claim's ``build`` is given :class:`Symbols` and returns an :class:`Obligation`. With :class:`Unknowns` the symbols
+are solver variables and the obligation is a formula; with :class:`Numbers` they are integers and the same function
+computes. So every counterexample that a solver finds is run through the very rules it refutes before it is reported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import z3
-
 from kvproof.spec.logic import Int, Truth
 from kvproof.spec.radix import Position, Radix
 
@@ -71,8 +70,9 @@ class Claim:
 class ClaimResult:
     """What came out. ``verdict`` is decisive only where both solvers agree and the premises are satisfiable.
 
-    ``counterexample`` is in plain words and has been run on plain integers. ``note`` says why a verdict is not decisive.
-    ``smtlib`` is the file with the query (the premises' own is beside it), or empty where none was asked for.
+    ``counterexample`` is in plain words and has been run on plain integers. ``note`` says why a verdict is not
+    decisive. ``smtlib`` is the file with the query (the premises' own is beside it), or empty where none was asked
+    for.
     """
 
     id: str

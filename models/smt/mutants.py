@@ -63,7 +63,8 @@ def checkpoint_before_57180(end: Position, drop: Truth, grain_is_block: Truth) -
 def mamba_estimate_before_57050(step: MambaStep) -> Int:
     """The constant replaces the raw count, but not where a request that holds blocks needs a checkpoint (0.30.0)."""
     length = ite(step.first, step.computed, step.held)
-    columns = maximum(step.needed + step.speculative - length, 0) + count(step.partial) + blocks.external_state_blocks(step)
+    extra = count(step.partial) + blocks.external_state_blocks(step)
+    columns = maximum(step.needed + step.speculative - length, 0) + extra
     skipped_cap = all_of(step.checkpoint, negate(step.first))
     return ite(any_of(skipped_cap, columns <= 0), columns, minimum(columns, blocks.mamba_cap(step)))
 
@@ -100,8 +101,8 @@ def may_cut_before_51468(endpoint: Int, held: Int, recurrent: Truth, cacheable: 
     return endpoint <= held
 
 
-def resume_before_50344(hit: Int, tail: Int, agreed: Int, diverged: Truth, offered: Int) -> hits.Resume:
-    """The attention-deep hit is accepted also when the store brings nothing (0.27.1 and before)."""
+def resume_without_fallback(hit: Int, tail: Int, agreed: Int, diverged: Truth, offered: Int) -> hits.Resume:
+    """The deepest hit is accepted also when the store brings nothing (with a connector, 0.26.0)."""
     return hits.resume(hit, tail, agreed, False, offered)
 
 
@@ -111,7 +112,7 @@ def release_unguarded(entry: Entry) -> Action:
 
 
 def release_listed_twice(entry: Entry) -> Action:
-    """A block listed twice in one release: both references go first, then each listing is queued (0.23.0 and before)."""
+    """A block listed twice in one release: both references go, then each listing is queued (0.23.0 and before)."""
     left = entry.references - 2
     return Action(
         all_of(negate(entry.null), entry.tables >= 2),
@@ -121,7 +122,8 @@ def release_listed_twice(entry: Entry) -> Action:
 
 def release_counts_null(entry: Entry) -> Action:
     """The null block's count goes down with every slot that lets go of it (0.32.0 and before)."""
-    return Action(entry.tables >= 1, replace(entry, references=entry.references - 1, tables=entry.tables - 1))
+    right = ledger.release(entry)
+    return Action(right.guard, replace(right.after, references=entry.references - 1))
 
 
 def copy_done_forgets_queue(entry: Entry) -> Action:

@@ -3,8 +3,8 @@
 Two independent readings of the same step: an *estimate*, asked before anything is allocated, and what the table layout
 then *takes*. They must agree at the same arguments, for every size: an estimate above what is taken refuses requests
 that fit and, for the first in line, stalls everything (PR 57050, wrong in 0.30.0); one below it lets an allocation fail
-halfway. Blocks that a hit takes off the free queue (0 references) are a term of their own: add the count of evictable
-hit blocks to either side.
+halfway. Blocks that a hit takes off the free queue (0 references) are a term of their own, and only those that are
+adopted count: :func:`mamba_charge`, :func:`attention_charge`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,15 @@ def mamba_estimate(step: MambaStep) -> Int:
     columns = maximum(step.needed + step.speculative - length, 0)
     extra = ite(step.partial, 1, 0) + external_state_blocks(step)
     return minimum(columns + extra, mamba_cap(step))
+
+
+def mamba_charge(step: MambaStep, evictable: Int) -> Int:
+    """What leaves the free queue in all: new blocks, and the ``evictable`` hit blocks (0 or 1) where they are adopted.
+
+    If the state at the computed position comes from outside, the local hit's own state lies below it and is not
+    adopted.
+    """
+    return mamba_estimate(step) + ite(external_state(step), 0, evictable)
 
 
 def mamba_taken(step: MambaStep) -> Int:
@@ -136,6 +145,13 @@ def attention_estimate(step: AttentionStep) -> Int:
     """
     covered = ite(step.first, maximum(step.skipped, step.hits + step.held), step.held)
     return maximum(step.needed - covered, 0) + ite(step.partial, 1, 0)
+
+
+def attention_charge(step: AttentionStep, evictable: Int) -> Int:
+    """What leaves the free queue in all. ``evictable`` counts the hit blocks at or above ``skipped`` with 0
+    references.
+    """
+    return attention_estimate(step) + evictable
 
 
 def attention_taken(step: AttentionStep) -> Int:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvproof.spec.logic import Truth, all_of, any_of, implies, negate
-from kvproof.spec.radix import Position, choose, first_inside, later
+from kvproof.spec.radix import Position, Radix, choose, first_inside, later
 
 
 def ends_on_stop(
@@ -73,6 +73,16 @@ def may_end(
         ends_on_stop(start, end, prefill_end, stops, fits),
         lambda: keeps_to_block(start, end, prefill_end, exports),
     )
+
+
+def may_end_at(
+    block: int, unit: int, start: int, end: int, prefill_end: int, stops: Sequence[int], limit: int, exports: bool
+) -> bool:
+    """:func:`may_end` for plain token counts; ``limit`` is the largest chunk that the configuration allows."""
+    radix = Radix.of(block, unit)
+    declared = [Position.on(stop, radix) for stop in stops]
+    first, last, whole = (Position.on(n, radix) for n in (start, end, prefill_end))
+    return bool(may_end(first, last, whole, declared, block <= limit, exports))
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def resume(hit: Int, tail: Int, agreed: Int, diverged: Truth, offered: Int) -> R
     is cut and the load covers it; if not, nothing is loaded and the tail stays. If the groups were looked up one by
     one and ``diverged``, a hit without external tokens falls back to ``agreed``, the boundary that every group can
     serve: no state, no resume. With full attention 4 blocks deep and a recurrent group 1 block, block 16: nothing
-    offered resumes at 16; 16 tokens offered resume at 80 (PR 51468; the fallback is PR 50344's).
+    offered resumes at 16; 16 tokens offered resume at 80 (PR 51468; the fallback is in releases from 0.27.0).
     """
     superseded = all_of(tail > 0, offered > tail)
     kept = all_of(tail > 0, offered <= tail)

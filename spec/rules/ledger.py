@@ -4,7 +4,7 @@ Every action changes a block's references and holders locally. If each keeps "re
 queue once exactly if there are none" for one arbitrary block, it holds for pools of every size.
 
 Each action is an :class:`Action`: a guard, and the block after it. An engine that acts without the guard is at fault:
-double frees (PR 42612: a block listed twice was decremented twice and queued twice, up to 0.23.0) and a null block
+double frees (issue 42571: a block listed twice was decremented twice and queued twice, up to 0.23.0) and a null block
 whose count drifts (up to 0.32.0) are such.
 """
 

@@ -42,7 +42,9 @@ def keeps_promise(column: Int, slot: Slot, computed: Position) -> Truth:
 
 
 def carries_state(column: Int, slot: Slot, computed: Position) -> Truth:
-    """The running column holds the state at ``computed``; columns beyond it hold nothing yet."""
+    """The running column holds the state at ``computed``; columns beyond it hold nothing yet (speculative ones
+    aside).
+    """
     column_now = running_column(computed)
     return all_of(
         implies(column == column_now, all_of(negate(slot.null), slot.state == computed)),
@@ -70,7 +72,7 @@ def may_key(column: Int, start: Position, end: Position, exports: Truth, checkpo
     is).
     """
     promised = promise(column, end.radix)
-    left_behind = all_of(negate(start.on_block()), column == start.block, end > start.next_block())
+    left_behind = all_of(exports, negate(start.on_block()), column == start.block, end > start.next_block())
     exported = all_of(exports, column == end.blocks_up() - 2)
     return all_of(
         promised <= end,

@@ -1,0 +1,27 @@
+# make verify   the main job: prove the rules, fuzz the newest supported vLLM release, one table
+# make test     the tests: fast ones first, then the slow ones and those that drive a real release
+# Both set up an environment of their own in .venv first and reuse it until pyproject.toml changes.
+# PYTHON=/path/to/python chooses the interpreter; ARGS="--seed 7" is passed on.
+
+.PHONY: help verify test lint env clean
+ARGS ?=
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+verify: env
+	@.venv/bin/kvproof verify $(ARGS)
+
+# The project folder must never be on sys.path, so pytest is run as a command and not as a module.
+test: env
+	@.venv/bin/pytest -q -m "not slow and not release" $(ARGS)
+	@.venv/bin/pytest -q -m "slow or release" $(ARGS)
+
+lint: env
+	@.ci/lint
+
+env:
+	@.ci/environment
+
+clean:
+	rm -rf .venv build reports *.egg-info

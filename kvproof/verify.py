@@ -1,0 +1,111 @@
+"""The main job: prove the rules, fuzz the newest supported release, and put it all in one report.
+
+The fuzz runs in a process of its own, since a release is imported into the process that drives it. That process is told
+of an interrupt once and given time to hand over what it found.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from kvproof import engines, fuzzing, proofs, subjects
+from kvproof.errors import INTERRUPTED, USAGE, CheckerError, UsageError, explain
+from kvproof.report import Report, Row
+
+SUBJECT = f"vllm=={subjects.NEWEST}"
+_ERROR = "kvproof: error: "
+
+
+def verify(report: Report, options: fuzzing.Options, smt: Path | None, progress: engines.Progress) -> None:
+    """Fill ``report``. Never raises for what goes wrong in a part: the other parts' results are kept."""
+    try:
+        _part(report, "prove", lambda: report.rows.extend(proofs.prove(smt, progress)))
+        _part(report, "fuzz", lambda: _fuzz(report, options, progress))
+    except KeyboardInterrupt:
+        report.interrupted = True
+
+
+def _part(report: Report, name: str, run: Callable[[], None]) -> None:
+    try:
+        run()
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        message, code = explain(error)
+        if code == USAGE:
+            report.problem = report.problem or message
+        report.rows.append(Row("run", name, "not run" if code == USAGE else "error", "error", message))
+
+
+def _fuzz(report: Report, options: fuzzing.Options, progress: engines.Progress) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvproof-") as folder:
+        file = Path(folder) / "fuzz.json"
+        code, error, interrupted = _run_child(_command(options, file), progress)
+        if file.exists():
+            record = msgspec.json.decode(file.read_bytes(), type=fuzzing.FuzzRecord)
+            report.rows.extend(fuzzing.rows(record))
+            report.facts.update(
+                steps=record.steps, examples=record.examples, findings=len(record.findings), fuzz_seconds=record.seconds
+            )
+            interrupted = interrupted or record.interrupted
+        if interrupted or code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if not file.exists():
+            if code == USAGE:
+                raise UsageError(error or "the fuzz could not start")
+            ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise CheckerError(error or f"the fuzz of {SUBJECT} ended without a result ({ended})")
+
+
+def _command(options: fuzzing.Options, file: Path) -> list[str]:
+    command = [sys.executable, "-P", "-m", "kvproof", "fuzz", SUBJECT, "--json", str(file)]
+    command += ["--seed", str(options.seed), "--steps", str(options.steps), "--workers", str(options.workers)]
+    command += ["--out", str(options.out)]
+    if options.seconds is not None:
+        command += ["--seconds", str(options.seconds)]
+    if options.known is not None:
+        command += ["--findings", str(options.known)]
+    return command
+
+
+def _run_child(command: list[str], progress: engines.Progress) -> tuple[int, str, bool]:
+    """Run ``command``, pass its progress on. Returns its exit code, its error line, and whether it was interrupted."""
+    # In a session of its own the child gets Ctrl-C from here alone, once, and not a second time from the terminal.
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert child.stderr is not None
+    error = ""
+    interrupted = False
+    try:
+        while True:
+            try:
+                for line in child.stderr:
+                    if line.startswith(_ERROR):
+                        error = line.removeprefix(_ERROR).rstrip()
+                    else:
+                        progress(line.rstrip())
+                return child.wait(), error, interrupted
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise  # asked twice: don't wait for what was found
+                interrupted = True
+                progress("interrupted: keeping what was found (again to stop at once)")
+                child.send_signal(signal.SIGINT)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()

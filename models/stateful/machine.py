@@ -1,0 +1,241 @@
+"""The state machine: its rules are the actions of a scenario, over a configuration drawn first.
+
+One machine serves every subject and every release. It records what it does as data, so that whatever it meets is a
+scenario that replays without Hypothesis.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Protocol
+
+from hypothesis import reject
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from kvproof.models.stateful.drive import Identity, Run
+from kvproof.models.stateful.strategies import Dice, Menu, Setup, dice, setups
+from kvproof.spec.config import ConfigError
+from kvproof.spec.scenario import Action
+
+MOST_REQUESTS = 24
+
+
+class Host(Protocol):
+    """Who runs the machine: starts runs, and keeps what they found."""
+
+    def open(self, setup: Setup) -> tuple[Setup, Run]:
+        """Start a run (the setup comes back with defaults filled in). :class:`ConfigError` where the subject refuses."""
+
+    def close(self, setup: Setup, run: Run) -> None:
+        """The run is over: account for it."""
+
+
+class Broken(Exception):
+    """A new violation, raised for Hypothesis. Each identity has a class of its own, so that they are not mixed up."""
+
+
+@functools.cache
+def broken_class(identity: Identity) -> type[Broken]:
+    return type(f"Broken_{identity[0]}_{identity[1]}", (Broken,), {})
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests arrive and go, the engine steps, and (in some runs) somebody interferes."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self.host = host
+        self.setup: Setup | None = None
+        self.run: Run | None = None
+        self.menu: Menu
+        self.prompts: dict[str, Action] = {}
+
+    @initialize(setup=setups())
+    def configure(self, setup: Setup) -> None:
+        """An engine under the drawn configuration; one that can't be is discarded."""
+        try:
+            self.setup, self.run = self.host.open(setup)
+        except ConfigError:
+            reject()
+        self.menu = Menu(self.setup)
+
+    # -- what rules share ---------------------------------------------------------------------------------------------
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        assert self.run is not None
+        for action in actions:
+            self.run.do(action)
+        self._judge()
+
+    def _judge(self) -> None:
+        run = self.run
+        if run is None or not run.over:
+            return
+        if run.broken is not None:
+            raise broken_class(run.broken.identity)(run.broken.witness)
+        if run.spoiled or run.error:
+            reject()
+
+    def _room(self) -> bool:
+        return self.run is not None and len(self.prompts) < MOST_REQUESTS
+
+    def _live(self) -> bool:
+        return self.run is not None and bool(self.run.driven.live())
+
+    def _forced(self) -> bool:
+        return self.setup is not None and self.setup.forced
+
+    def _target(self, dice: Dice) -> str:
+        assert self.run is not None
+        return dice.of(self.run.driven.live())
+
+    def _submit(self, base: str, shared: int, length: int, dice: Dice) -> Action:
+        """One more request. Without a base its tokens are all fresh. Takes two dice."""
+        length = max(1, min(length, self.menu.longest))
+        shared = min(shared, length) if base else 0
+        action = Action(
+            "submit",
+            request=f"r{len(self.prompts) + 1}",
+            base=base if shared else "",
+            shared=shared,
+            length=length,
+            max_tokens=dice.of(self.menu.outputs),
+            external=self.menu.external(dice, shared, length),
+        )
+        self.prompts[action.request] = action
+        return action
+
+    def _base(self, dice: Dice) -> str:
+        """An earlier request, the newest first; empty where there is none."""
+        names = list(self.prompts)
+        index = dice.roll()
+        return names[-1 - index % len(names)] if names else ""
+
+    def _cut(self, base: str, dice: Dice) -> int:
+        """A position in the base's prompt, near a block boundary: its end first."""
+        index = dice.roll()
+        if not base:
+            return 0
+        whole = self.prompts[base].length
+        inner = [n for n in self.menu.lengths if n < whole]
+        return [whole, *reversed(inner)][index % (len(inner) + 1)]
+
+    def _end(self, base: str) -> int:
+        """Where the base's conversation ends at the latest: its prompt and all that it may put out."""
+        return self.prompts[base].length + self.prompts[base].max_tokens if base else 0
+
+    # -- requests arrive ----------------------------------------------------------------------------------------------
+
+    @precondition(_room)
+    @rule(dice=dice(3))
+    def fresh(self, dice: Dice) -> None:
+        self._do([self._submit("", 0, dice.of(self.menu.lengths), dice)])
+
+    @precondition(_room)
+    @rule(dice=dice(5))
+    def shared_prefix(self, dice: Dice) -> None:
+        base = self._base(dice)
+        shared = self._cut(base, dice)
+        self._do([self._submit(base, shared, shared + dice.of(self.menu.extras), dice)])
+
+    @precondition(_room)
+    @rule(dice=dice(4))
+    def follow_up(self, dice: Dice) -> None:
+        """The next turn of a conversation: an earlier prompt, what was answered, and more."""
+        base = self._base(dice)
+        known = self._end(base)
+        self._do([self._submit(base, known, known + dice.of(self.menu.extras), dice)])
+
+    @precondition(_room)
+    @rule(dice=dice(3))
+    def identical(self, dice: Dice) -> None:
+        base = self._base(dice)
+        length = self.prompts[base].length if base else self.menu.block
+        self._do([self._submit(base, length, length, dice)])
+
+    @precondition(_room)
+    @rule(dice=dice(24))
+    def burst(self, dice: Dice) -> None:
+        """Several at once, competing for one step: siblings, strangers, follow-ups or copies; then some steps."""
+        actions = []
+        kind = dice.pick("siblings", "strangers", "follow-ups", "copies")
+        steps, count, base = dice.pick(0, 1, 2, 3, 4, 6, 8), dice.pick(2, 3, 4), self._base(dice)
+        if kind != "strangers" and not base:
+            actions.append(self._submit("", 0, dice.of(self.menu.lengths), dice))
+            base = actions[0].request
+        cut = self._cut(base, dice)
+        for _ in range(count):
+            if kind == "strangers":
+                actions.append(self._submit("", 0, dice.of(self.menu.lengths), dice))
+            elif kind == "siblings":
+                actions.append(self._submit(base, cut, cut + dice.of(self.menu.extras), dice))
+            elif kind == "follow-ups":
+                known = self._end(base)
+                actions.append(self._submit(base, known, known + dice.of(self.menu.extras), dice))
+            else:
+                length = self.prompts[base].length
+                actions.append(self._submit(base, length, length, dice))
+        if steps:
+            actions.append(Action("step", times=steps))
+        self._do(actions)
+
+    # -- the engine runs ----------------------------------------------------------------------------------------------
+
+    @precondition(_live)
+    @rule(dice=dice(1))
+    def step(self, dice: Dice) -> None:
+        self._do([Action("step", accept=dice.of(self.menu.accepts))])
+
+    @precondition(_live)
+    @rule(dice=dice(2))
+    def steps(self, dice: Dice) -> None:
+        self._do([Action("step", times=2 + dice.up_to(7), accept=dice.of(self.menu.accepts))])
+
+    @precondition(_live)
+    @rule(dice=dice(2))
+    def run_on(self, dice: Dice) -> None:
+        """Long enough for most of what runs to finish."""
+        self._do([Action("step", times=10 + dice.up_to(20), accept=dice.of(self.menu.accepts))])
+
+    # -- clients, models and operators --------------------------------------------------------------------------------
+
+    @precondition(_live)
+    @rule(dice=dice(1))
+    def finish(self, dice: Dice) -> None:
+        self._do([Action("finish", self._target(dice))])
+
+    @precondition(_live)
+    @rule(dice=dice(1))
+    def abort(self, dice: Dice) -> None:
+        self._do([Action("abort", self._target(dice))])
+
+    @precondition(lambda self: bool(self.prompts))
+    @rule()
+    def reset(self) -> None:
+        self._do([Action("reset")])
+
+    # -- from outside the scheduler -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self._forced() and self._live())
+    @rule(dice=dice(1))
+    def preempt(self, dice: Dice) -> None:
+        self._do([Action("preempt", self._target(dice))])
+
+    @precondition(_forced)
+    @rule(dice=dice(1))
+    def evict(self, dice: Dice) -> None:
+        self._do([Action("evict", times=dice.pick(0, 1, 2, 4))])
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Drain what is still alive, so that leaks are seen; then hand the run over."""
+        if self.run is None or self.setup is None:
+            return
+        run, self.run = self.run, None
+        alive = not run.over
+        run.drain()
+        self.host.close(self.setup, run)
+        if alive and run.broken is not None:
+            raise broken_class(run.broken.identity)(run.broken.witness)

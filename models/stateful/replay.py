@@ -1,0 +1,119 @@
+"""Running a scenario again: what it breaks, and what happens on the way, line by line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvproof.models.stateful.drive import Identity, Run, Watchers, standard_watchers
+from kvproof.spec.events import Allocate, Crash, Forward, Observation, Resume, Stall, StepEnd
+from kvproof.spec.finding import Violation
+from kvproof.spec.scenario import Scenario
+from kvproof.spec.subject import Subject
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a scenario did on one subject. The same scenario on the same subject always does the same.
+
+    ``actions[i]`` is the index of the action during which ``violations[i]`` was seen; the number of actions stands for
+    the draining at the end. Violations repeat where the fault shows again. ``spoiled`` tells whether the run stopped
+    before its end because nothing more could be judged, ``error`` is a mistake of a checker. ``text`` is the timeline.
+    """
+
+    violations: tuple[Violation, ...]
+    actions: tuple[int, ...]
+    evaluations: Mapping[str, int]
+    steps: int
+    text: str
+    spoiled: bool = False
+    error: str = ""
+
+    def at(self, identity: Identity) -> int | None:
+        """The index of the action during which ``identity`` was first seen; ``None`` if it was not."""
+        pairs = zip(self.violations, self.actions, strict=True)
+        return next((action for violation, action in pairs if violation.identity == identity), None)
+
+
+def replay(
+    subject: Subject,
+    scenario: Scenario,
+    *,
+    known: frozenset[Identity] = frozenset(),
+    watchers: Watchers | None = None,
+) -> Replay:
+    """Run ``scenario`` to its end and drain the engine, collecting every violation on the way.
+
+    A violation after which nothing can be judged (a crash, a wrong content that spreads) ends the run; others don't.
+    ``known`` is passed on to the judge: known violations are reported like others here.
+    Raises :class:`kvproof.spec.config.ConfigError` where the subject can't run the configuration.
+    """
+    watcher = (watchers or standard_watchers(subject))(known, False)
+    timeline = _Timeline()
+    run = Run(subject, scenario.config, watcher, timeline)
+    where: list[int] = []
+
+    def note(index: int) -> None:
+        seen = list(watcher.violations) + ([run.broken] if run.broken not in (None, *watcher.violations) else [])
+        for violation in seen[len(where) :]:
+            assert violation is not None
+            where.append(index)
+            timeline.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
+
+    for index, action in enumerate(scenario.actions):
+        timeline.lines.append(f"{index + 1:3}. {action}")
+        if not run.do(action) and not run.over:
+            timeline.say("did not apply")
+        note(index)
+        if run.over:
+            break
+    if not run.over:
+        timeline.lines.append("     drain")
+        run.drain()
+        note(len(scenario.actions))
+    if run.error:
+        timeline.say(f"the checker failed: {run.error}")
+    violations = tuple(watcher.violations)
+    if run.broken is not None and run.broken not in violations:
+        violations = (*violations, run.broken)
+    spoiled = run.spoiled or run.broken is not None
+    return Replay(
+        violations, tuple(where), Counter(watcher.evaluations), run.steps, "\n".join(timeline.lines), spoiled, run.error
+    )
+
+
+class _Timeline:
+    """Events that people look for, one line each, indented under their action."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._step = 0
+        self._ran: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(f"       {text}")
+
+    def __call__(self, observation: Observation) -> None:
+        event = observation.event
+        match event:
+            case Resume():
+                external = f" + {event.external} external" if event.external else ""
+                diverged = ", groups diverged" if event.diverged else ""
+                self.say(f"{event.request} resumes at {event.local} local{external} tokens{diverged}")
+            case Allocate(granted=False):
+                asked = event.estimates[-1].total if event.estimates else "?"
+                self.say(f"{event.request} is refused: {asked} blocks asked, {event.free_before} free")
+            case Forward():
+                drafts = f" ({event.drafts} drafts)" if event.drafts else ""
+                self._ran.append(f"{event.request} [{event.start}, {event.start + event.tokens}){drafts}")
+            case StepEnd():
+                waiting = f"; waiting {', '.join(event.waiting)}" if event.waiting else ""
+                self.say(f"step {event.index}: {', '.join(self._ran) or 'nothing runs'}{waiting}")
+                self._ran.clear()
+            case Stall():
+                self.say(f"stall: {event.request} is first in line and {event.schedules} steps ran nothing")
+            case Crash():
+                self.say(f"crash in {event.location}: {event.error}")
+            case _:
+                pass

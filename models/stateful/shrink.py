@@ -1,0 +1,288 @@
+"""Making a scenario small, as data: fewer actions first, then fewer tokens, then a plainer configuration.
+
+Hypothesis shrinks the choices it made; this shrinks what they came to, which goes further (two runs of steps become one,
+a sibling becomes a stranger, a whole configuration halves). Every candidate is run, and kept only if the very same
+finding shows again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from kvproof.spec.config import Config, Group
+from kvproof.spec.scenario import Action, Scenario
+
+Reproduces = Callable[[Scenario], int | None]
+"""Index of the action during which a candidate shows the finding (its number of actions: while draining), or ``None``."""
+
+Size = tuple[int, ...]
+
+_PLAIN = Config(groups=(), num_blocks=0, hash_unit=0, step_tokens=0)
+_SIZES = frozenset({"groups", "num_blocks", "hash_unit", "step_tokens"})
+
+
+def size(scenario: Scenario) -> Size:
+    """What small means, most important first: forced actions, actions, requests, extras, steps, tokens, block sizes."""
+    actions, config = scenario.actions, scenario.config
+    extras = sum(
+        getattr(config, f.name) != getattr(_PLAIN, f.name) for f in dataclasses.fields(Config) if f.name not in _SIZES
+    )
+    tokens = sum(a.length + a.max_tokens + a.external + (a.shared if a.base else 0) for a in actions)
+    return (
+        sum(a.forced for a in actions),
+        len(actions),
+        sum(a.kind == "submit" for a in actions),
+        len(config.groups),
+        extras + sum(g.drafter for g in config.groups),
+        sum(a.times for a in actions if a.kind == "step"),
+        tokens + sum(len(a.accept) for a in actions),
+        sum(bool(a.base) for a in actions),
+        sum(g.block_size + g.window for g in config.groups) + config.hash_unit,
+        config.num_blocks,
+        config.step_tokens + config.speculative + config.checkpoint_alignment + config.load_steps,
+    )
+
+
+def shrink(scenario: Scenario, reproduces: Reproduces, attempts: int) -> tuple[Scenario, int, int]:
+    """The smallest scenario found that shows the same finding, the action that shows it, and the attempts used.
+
+    ``scenario`` itself must reproduce (it is tried first; otherwise it comes back unchanged with action −1). At most
+    ``attempts`` candidates are run. Every accepted candidate is strictly smaller by :func:`size`, so it terminates.
+    """
+    reducer = _Reducer(scenario, reproduces, attempts)
+    if reducer.action < 0:
+        return scenario, -1, 1
+    with contextlib.suppress(_Spent):
+        reducer.reduce()
+    named = renamed(reducer.best)
+    if named != reducer.best and reproduces(named) == reducer.action:
+        return named, reducer.action, reducer.used + 1
+    return reducer.best, reducer.action, reducer.used
+
+
+class _Spent(Exception):
+    """The attempts are used up."""
+
+
+class _Reducer:
+    def __init__(self, scenario: Scenario, reproduces: Reproduces, attempts: int) -> None:
+        self.best, self.action = scenario, -1
+        self.used, self.attempts = 1, attempts
+        self._reproduces = reproduces
+        self._tried: set[Scenario] = {scenario}
+        action = reproduces(scenario)
+        if action is not None:
+            self._keep(scenario, action)
+
+    def _keep(self, scenario: Scenario, action: int) -> None:
+        """Everything after the action that shows the finding is dropped at once."""
+        self.best = replace(scenario, actions=scenario.actions[: action + 1])
+        self.action = min(action, len(self.best.actions))
+
+    def try_(self, candidate: Scenario) -> bool:
+        if candidate in self._tried or not size(candidate) < size(self.best) or candidate.config.problem() is not None:
+            return False
+        if self.used >= self.attempts:
+            raise _Spent
+        self._tried.add(candidate)
+        self.used += 1
+        action = self._reproduces(candidate)
+        if action is None:
+            return False
+        self._keep(candidate, action)
+        return True
+
+    def reduce(self) -> None:
+        while True:
+            before = self.best
+            self._delete()
+            self._merge()
+            self._each(_plainer)
+            self._each(_smaller_actions)
+            self._delete()
+            self._each(_scaled)
+            self._each(_smaller_config)
+            if self.best == before:
+                break
+
+    def _each(self, candidates: Callable[[Scenario], Iterator[Scenario]]) -> None:
+        """Go through the candidates; after a success go on with those of the new best, skipping what was tried."""
+        again = True
+        while again:
+            again = any(self.try_(candidate) for candidate in candidates(self.best))
+
+    def _delete(self) -> None:
+        """Runs of actions, half of them first, then ever fewer."""
+        length = max(1, len(self.best.actions) // 2)
+        while length:
+            start = len(self.best.actions) - length
+            while start >= 0:
+                actions = self.best.actions
+                self.try_(self._with(actions[:start] + actions[start + length :]))
+                start = min(start - length, len(self.best.actions) - length)
+            length //= 2
+
+    def _merge(self) -> None:
+        """Two runs of steps, next to each other or with actions between them, become one."""
+        index = 0
+        while index < len(self.best.actions):
+            actions = self.best.actions
+            later = [j for j in range(index + 1, len(actions)) if actions[j].kind == "step"]
+            merged = False
+            if actions[index].kind == "step":
+                for j in later[:2]:
+                    first, second = actions[index], actions[j]
+                    rest = actions[index + 1 : j] + actions[j + 1 :]
+                    for accept in dict.fromkeys((first.accept, second.accept)):
+                        joined = replace(first, times=first.times + second.times, accept=accept)
+                        between = actions[index + 1 : j]
+                        options = (
+                            (*actions[:index], joined, *rest),
+                            (*actions[:index], *between, joined, *actions[j + 1 :]),
+                        )
+                        if any(self.try_(self._with(option)) for option in options):
+                            merged = True
+                            break
+                    if merged:
+                        break
+            index += not merged
+
+    def _with(self, actions: tuple[Action, ...]) -> Scenario:
+        return replace(self.best, actions=actions)
+
+
+def _lower(value: int, least: int) -> Iterator[int]:
+    """Values below ``value``, the smallest first, then by halving the distance, then one less."""
+    if value <= least:
+        return
+    yield least
+    step = value - least
+    while step > 1:
+        step //= 2
+        yield value - step
+    if value - 1 > least:
+        yield value - 1
+
+
+def _smaller_actions(scenario: Scenario) -> Iterator[Scenario]:
+    """One action with smaller numbers, or with less to it."""
+    block = scenario.config.scheduler_block
+    for index, action in enumerate(scenario.actions):
+        changes: list[dict[str, Any]] = []
+        if action.kind == "submit":
+            if action.base:
+                changes.append({"base": "", "shared": 0})
+                if action.shared > action.length:
+                    changes.append({"shared": action.length})
+                changes += [{"shared": n} for n in _lower(action.shared, 1)]
+                changes += [
+                    {"shared": action.shared - d, "length": action.length - d}
+                    for d in (4 * block, block, scenario.config.hash_unit)
+                    if action.shared > d and action.length > d
+                ]
+            changes += [{"external": n} for n in _lower(action.external, 0)]
+            changes += [{"max_tokens": n} for n in _lower(action.max_tokens, 1)]
+            changes += [{"length": action.length - d} for d in (4 * block, block) if action.length > d]
+            changes += [{"length": n} for n in _lower(action.length, 1)]
+        elif action.kind in ("step", "evict"):
+            changes += [{"times": n} for n in _lower(action.times, 1)]
+            if action.accept:
+                changes += [{"accept": ()}, {"accept": action.accept[:1]}]
+                changes += [{"accept": tuple(max(0, a - 1) for a in action.accept)}]
+        for change in changes:
+            smaller = replace(action, **change)
+            actions = (*scenario.actions[:index], smaller, *scenario.actions[index + 1 :])
+            yield replace(scenario, actions=actions)
+
+
+def _plainer(scenario: Scenario) -> Iterator[Scenario]:
+    """The configuration without one of its extras or groups."""
+    config = scenario.config
+    undrafted = tuple(replace(g, drafter=False) for g in config.groups)
+    changes: list[dict[str, Any]] = [
+        {"speculative": 0, "eagle": False, "groups": undrafted},
+        {"eagle": False},
+        {"groups": undrafted},
+        {"connector": "none", "divergent_hits": False, "load_steps": 1},
+        {"connector": "sync", "load_steps": 1},
+        {"checkpoint_blocks": 0, "checkpoint_alignment": 0},
+    ]
+    changes += [{f.name: getattr(_PLAIN, f.name)} for f in dataclasses.fields(Config) if f.name not in _SIZES]
+    groups = config.groups
+    changes += [{"groups": groups[:i] + groups[i + 1 :]} for i in range(len(groups))]
+    if config.speculative > 1:
+        changes.append({"speculative": 1})
+    for change in changes:
+        plainer = replace(config, **change)
+        if plainer.groups:
+            yield replace(scenario, config=plainer)
+
+
+def _smaller_config(scenario: Scenario) -> Iterator[Scenario]:
+    """Smaller pools and budgets, and simpler block sizes, one at a time."""
+    config = scenario.config
+    changes: list[dict[str, Any]] = [{"num_blocks": n} for n in _lower(config.num_blocks, config.smallest_pool())]
+    changes += [{"step_tokens": n} for n in _lower(config.step_tokens, config.speculative + 1)]
+    for i, group in enumerate(config.groups):
+        for smaller in (
+            replace(group, block_size=group.block_size // 2),
+            replace(group, window=max(1, group.window // 2)),
+        ):
+            if smaller != group and smaller.block_size:
+                changes.append({"groups": (*config.groups[:i], smaller, *config.groups[i + 1 :])})
+    if config.checkpoint_alignment > config.hash_unit:
+        changes.append({"checkpoint_alignment": config.hash_unit})
+    for change in changes:
+        yield replace(scenario, config=replace(config, **change))
+
+
+def _scaled(scenario: Scenario) -> Iterator[Scenario]:
+    """Every size in tokens halved, so that all proportions stay."""
+
+    def half(value: int) -> int:
+        return -(-value // 2)
+
+    config = scenario.config
+    sizes = [g.block_size for g in config.groups] + [config.hash_unit]
+    if any(s % 2 for s in sizes):
+        return
+    groups: tuple[Group, ...] = tuple(
+        replace(g, block_size=g.block_size // 2, window=half(g.window)) for g in config.groups
+    )
+    for step_tokens in dict.fromkeys((half(config.step_tokens), config.step_tokens // 2)):
+        smaller = replace(
+            config,
+            groups=groups,
+            hash_unit=config.hash_unit // 2,
+            step_tokens=max(step_tokens, config.speculative + 1),
+            checkpoint_alignment=half(config.checkpoint_alignment),
+            long_prefill_threshold=half(config.long_prefill_threshold),
+            retention=config.retention // 2 if config.retention else config.retention,
+        )
+        actions = tuple(
+            replace(
+                a,
+                length=half(a.length),
+                shared=half(a.shared),
+                external=half(a.external),
+                max_tokens=half(a.max_tokens),
+            )
+            for a in scenario.actions
+        )
+        yield replace(scenario, config=smaller, actions=actions)
+
+
+def renamed(scenario: Scenario) -> Scenario:
+    """The same with its requests called r1, r2, … in the order they arrive."""
+    names: dict[str, str] = {}
+    for action in scenario.actions:
+        if action.kind == "submit":
+            names.setdefault(action.request, f"r{len(names) + 1}")
+    actions = tuple(
+        replace(a, request=names.get(a.request, a.request), base=names.get(a.base, a.base)) for a in scenario.actions
+    )
+    return replace(scenario, actions=actions)

@@ -1,0 +1,230 @@
+"""What a fuzzer draws: configurations, and the menus that its actions choose from.
+
+Uniform sampling finds little here. A fault needs a chunk that ends one token off a boundary, a pool that holds all but
+two of the blocks, a hit that stops inside a block. So sizes are small, lengths lie within a unit or a token of a
+boundary, budgets lie just below, at or above a block, and pools come in three classes. A pool within two blocks of
+what fits is a class of its own: mixed into ordinary runs it would drown everything else in refusals.
+
+Everything is ordered simple first, since that is where Hypothesis shrinks to: one attention and one recurrent group with
+blocks of 4, a roomy pool, no drafts, no connector, nothing forced.
+
+A choice costs Hypothesis 50 µs and more, as much as a good part of an engine step. So a whole configuration, or all that
+one action needs, is a single draw of bytes (:class:`Dice`), each of which picks from a menu and shrinks to its first entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from kvproof.spec.config import Config, Group
+from kvproof.spec.rules.blocks import peak_blocks
+
+T = TypeVar("T")
+
+Retention = Callable[[bool], int | None]
+"""The retention interval that the subject's users get when they set none, given whether EAGLE is on."""
+
+Pool = Literal["roomy", "pressed", "tight"]
+"""``roomy`` holds several of the longest requests, ``pressed`` one or two (so that others are evicted and preempted),
+``tight`` one, give or take two blocks."""
+
+_SHAPES: Sequence[tuple[str, ...]] = (
+    ("full", "mamba"),
+    ("full", "mamba"),
+    ("full", "mamba"),
+    ("full", "mamba", "mamba"),
+    ("full", "window", "mamba"),
+    ("full", "mamba", "window"),
+    ("full", "window"),
+    ("full",),
+)
+_LARGEST_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run before its first action.
+
+    ``reach`` is the longest prompt in scheduler blocks. ``by_default`` says that retention is left to the subject's own
+    default. ``forced`` allows actions that come from outside the scheduler.
+    """
+
+    config: Config
+    reach: int
+    pool: Pool = "roomy"
+    by_default: bool = True
+    forced: bool = False
+
+    def resolved(self, default_retention: Retention) -> Setup:
+        """The same with the subject's own retention where none was chosen."""
+        if not self.by_default:
+            return self
+        return replace(self, config=replace(self.config, retention=default_retention(self.config.eagle)))
+
+
+class Dice:
+    """Bytes that were drawn, used up one by one. When they run out every choice is the first."""
+
+    def __init__(self, rolled: bytes) -> None:
+        self._left = iter(rolled)
+
+    def roll(self) -> int:
+        return next(self._left, 0)
+
+    def pick(self, *values: Any) -> Any:
+        return values[self.roll() % len(values)]
+
+    def up_to(self, most: int) -> int:
+        """A number from 0 to ``most`` (at most 255)."""
+        return self.roll() % (most + 1)
+
+    def of(self, values: Sequence[T]) -> T:
+        return values[self.roll() % len(values)]
+
+
+def dice(count: int) -> SearchStrategy[Dice]:
+    """``count`` bytes in one draw."""
+    return st.binary(min_size=count, max_size=count).map(Dice)
+
+
+def setups() -> SearchStrategy[Setup]:
+    """Configurations and their class. Those that no engine could run are left to the subject to refuse."""
+    return dice(40).map(_setup)
+
+
+def _setup(dice: Dice) -> Setup:
+    pick = dice.pick
+    forced = pick(False, False, False, False, True)
+    pool: Pool = pick("roomy", "roomy", "pressed", "pressed", "tight")
+    kinds = pick(*_SHAPES)
+    attention = pick(4, 4, 8, 16, 2)
+    ratio = pick(1, 1, 2, 4) if "mamba" in kinds else 1
+    block = min(attention * ratio, _LARGEST_BLOCK)
+    unit = max(1, attention // pick(1, 2, 4))
+    speculative = pick(0, 0, 1, 2, 3)
+    eagle = speculative > 0 and pick(True, True, False)
+    groups = _groups(kinds, attention, block, unit, eagle, pick)
+    checkpoint = "mamba" in kinds and pick(False, False, True)
+    connector = pick("none", "none", "sync", "async")
+    reach = pick(3, 2, 6, 12, 9)
+    retention = pick("default", "default", "default", None, 0, 1, 2)
+    config = Config(
+        groups=groups,
+        num_blocks=1,
+        hash_unit=unit,
+        step_tokens=max(_budget(block, reach, pick), speculative + 1),
+        max_running=pick(8, 4, 2),
+        speculative=speculative,
+        eagle=eagle,
+        checkpoint_blocks=int(checkpoint),
+        checkpoint_alignment=unit * pick(1, 2) if checkpoint else 0,
+        retention=retention * block if isinstance(retention, int) else None,
+        long_prefill_threshold=pick(0, 0, 0, 0, block, block + unit),
+        full_sequence_must_fit=pick(True, True, True, False),
+        connector=connector,
+        divergent_hits=connector != "none" and pick(False, True),
+        load_steps=pick(1, 2, 3) if connector == "async" else 1,
+    )
+    one = peak_blocks(config, reach * block + block)
+    blocks = {"roomy": 3 * one, "pressed": one + dice.up_to(min(one, 255)), "tight": one + pick(0, 1, -1, 2, -2)}[pool]
+    config = replace(config, num_blocks=max(1 + blocks, config.smallest_pool()))
+    return Setup(config, reach, pool, retention == "default", forced)
+
+
+def _groups(
+    kinds: Sequence[str], attention: int, block: int, unit: int, eagle: bool, pick: Callable[..., Any]
+) -> tuple[Group, ...]:
+    # Draft layers share the full-attention group, or sit in a window group of their own; rarely nobody is marked.
+    drafter = "window" if kinds[-1] == "window" else "full"
+    marked = eagle and pick(True, True, True, False)
+    groups = []
+    for kind in kinds:
+        if kind == "window":
+            size = unit if pick(True, False) else attention
+            groups.append(
+                Group("window", size, window=size * pick(2, 1, 3) + pick(0, 1), drafter=marked and drafter == kind)
+            )
+        elif kind == "mamba":
+            groups.append(Group("mamba", block))
+        else:
+            groups.append(Group("full", attention, drafter=marked and drafter == kind))
+    return tuple(groups)
+
+
+def _budget(block: int, reach: int, pick: Callable[..., Any]) -> int:
+    """Tokens a step: everything at once, or just below, at and just above one block or a few."""
+    tokens: int = pick(
+        (reach + 1) * block,
+        2 * block,
+        block,
+        block + 1,
+        block - 1,
+        2 * block - 1,
+        2 * block + 1,
+        block + block // 2,
+        3 * block + 1,
+        block // 2,
+    )
+    return max(tokens, 1)
+
+
+@dataclass(frozen=True)
+class Menu:
+    """What actions choose from under one configuration."""
+
+    setup: Setup
+
+    @property
+    def block(self) -> int:
+        return self.setup.config.scheduler_block
+
+    @property
+    def unit(self) -> int:
+        return self.setup.config.hash_unit
+
+    @property
+    def longest(self) -> int:
+        return self.setup.reach * self.block
+
+    @cached_property
+    def _near(self) -> list[int]:
+        """Offsets from a block boundary: none, a token, a unit, and a token off a unit, on both sides."""
+        unit, half = self.unit, self.block // 2
+        return sorted({0, 1, -1, unit, -unit, unit - 1, unit + 1, 1 - unit, half}, key=lambda d: (abs(d), d))
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Token counts near every block boundary up to the longest prompt, shortest first."""
+        near = {q * self.block + d for q in range(self.setup.reach + 1) for d in self._near}
+        return sorted(n for n in near if 1 <= n <= self.longest)
+
+    @cached_property
+    def extras(self) -> list[int]:
+        """How many tokens a follow-up or a sibling adds."""
+        block, unit = self.block, self.unit
+        return [1, unit, block, block + 1, max(1, block - 1), 2 * block, unit + 1, 4 * block, 3 * block + unit]
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        """How many tokens a request may put out."""
+        return [1, 2, self.setup.config.speculative + 2, self.unit + 1, self.block, self.block + 1, 2 * self.block]
+
+    @cached_property
+    def accepts(self) -> list[tuple[int, ...]]:
+        """Accepted drafts per running request, cycled: all, none, some, and requests that differ."""
+        k = self.setup.config.speculative
+        return [(), (0,), (k,), (1,), (0, k), (k, 0, 1), (1, k)] if k else [()]
+
+    def external(self, dice: Dice, shared: int, length: int) -> int:
+        """How many of a prompt's tokens the store holds: none, or shorter than, equal to or longer than what is shared."""
+        if self.setup.config.connector == "none":
+            return 0
+        floor = shared // self.block * self.block
+        offers = [0, length, floor, floor + self.block, floor - self.block, floor + 2 * self.block, length // 2]
+        return max(0, min(dice.of(offers), length))

@@ -1,0 +1,645 @@
+"""The command: exit codes, reports and error lines, with made-up engines; and the real command where it must fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvproof.spec.config import Config, Group
+from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.scenario import Action, Scenario
+
+from kvproof import cli, engines, fuzzing, proofs, scenario_file, subjects, verify
+from kvproof.errors import CheckerError, UsageError
+from kvproof.report import Report, Row
+
+SCENARIO = Scenario(
+    Config(groups=(Group("full", 16), Group("mamba", 32)), num_blocks=40, hash_unit=16, step_tokens=64),
+    (Action("submit", "r1", length=50, max_tokens=4), Action("step")),
+)
+VIOLATION = Violation("SLOT.full", "wrong-state", "block 3 [slot 0] holds state@5", (("slot", 0),))
+FINDING = Finding(VIOLATION, "vllm==0.33.0", SCENARIO, 1, "7")
+
+
+@dataclass(frozen=True)
+class FakeClaim:
+    id: str = "slot.ends"
+    statement: str = "a chunk ends on a boundary"
+    scope: str = "all sizes"
+    premises: tuple[str, ...] = ("the block is positive",)
+    verdict: str = "proved"
+    expected: str = "proved"
+    seconds: float = 0.01
+    second_solver: str = "proved"
+    premises_satisfiable: bool = True
+    counterexample: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FakeEntry:
+    id: str
+    family: str
+    statement: str = "it holds"
+
+
+@dataclass(frozen=True)
+class FakeCampaign:
+    findings: tuple[Finding, ...] = ()
+    evaluations: dict[str, int] = field(default_factory=lambda: {"SLOT.full": 5, "REF.count": 9})
+    steps: int = 1000
+    examples: int = 10
+    seconds: float = 1.5
+    coverage: dict[str, int] = field(default_factory=dict)
+    seed: int = 7
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class FakeReplay:
+    violations: tuple[Violation, ...] = ()
+    evaluations: dict[str, int] = field(default_factory=lambda: {"SLOT.full": 5})
+    steps: int = 2
+    text: str = "step 1: nothing [special] happens"
+
+
+class FakeSubject:
+    name = "vllm"
+
+    def families(self) -> frozenset[str]:
+        return frozenset({"SLOT", "REF"})
+
+
+class Engines:
+    """What the commands are given instead of the real checkers. Anything that is an exception is raised."""
+
+    def __init__(self) -> None:
+        self.claims: Any = [
+            FakeClaim(),
+            FakeClaim("slot.old", verdict="refuted", expected="refuted", second_solver="refuted"),
+        ]
+        self.campaign: Any = FakeCampaign()
+        self.replay: Any = FakeReplay()
+        self.subject: Any = FakeSubject()
+        self.export: Any = "def test_it():\n    pass\n"
+        self.known: frozenset[tuple[str, str]] = frozenset()
+
+    def answer(self, value: Any) -> Any:
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def load(self, module: str, name: str) -> Any:
+        def run(*_: Any, **options: Any) -> Any:
+            self.known = options["known"]
+            return self.answer(self.campaign)
+
+        entries = (FakeEntry("SLOT.full", "SLOT"), FakeEntry("REF.count", "REF"), FakeEntry("TAIL.hold", "TAIL"))
+        parts: dict[str, Any] = {
+            "kvproof.models.smt.prove": lambda *_: self.answer(self.claims),
+            "kvproof.invariants.catalogue.CATALOGUE": entries,
+            "kvproof.models.stateful.campaign.run": run,
+            "kvproof.models.stateful.replay.replay": lambda *_: self.answer(self.replay),
+            "kvproof.impl.vllm.subject.VllmSubject": lambda *_: self.answer(self.subject),
+            "kvproof.kvexport.export_pytest": lambda *_: self.answer(self.export),
+        }
+        return parts[f"{module}.{name}"]
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engines:
+    made = Engines()
+    monkeypatch.setattr(engines, "load", made.load)
+    monkeypatch.setattr("kvproof.impl.vllm.fetch.release_tree", lambda *_, **__: tmp_path)
+    monkeypatch.delenv("KVPROOF_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known").mkdir()
+    return made
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    scenario_file.save(tmp_path / "s.json", SCENARIO)
+    return str(tmp_path / "s.json")
+
+
+def record(folder: Path, **changes: Any) -> None:
+    data = {
+        "invariant": "SLOT.full",
+        "cause": "wrong-state",
+        "releases": ["0.33.0"],
+        "status": "confirmed",
+        "reference": "PR 1",
+        "reasoning": "seen",
+        "scenario": SCENARIO.to_dict(),
+    }
+    (folder / "known").mkdir(exist_ok=True)
+    (folder / "known" / "a.json").write_text(json.dumps({**data, **changes}))
+
+
+FUZZ = ("fuzz", "vllm==0.33.0", "--seed", "7", "--workers", "1", "--findings", "known")
+
+
+def line(out: str) -> str:
+    return [text for text in out.splitlines() if text.startswith("kvproof: ")][-1]
+
+
+def test_proofs_that_come_out_as_expected_are_met(fakes: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["prove", "--report", "r"]) == 0
+    out = capsys.readouterr().out
+    details = [row["detail"] for row in json.loads(Path("r/prove.json").read_text())["rows"]]
+    assert all("premises (satisfiable): the block is positive" in detail for detail in details)
+    assert line(out) == "kvproof: prove claims=2 verdict=met exit=0"
+
+
+@pytest.mark.parametrize(
+    ("claim", "code", "verdict"),
+    [
+        (FakeClaim(verdict="refuted", counterexample="at 5 tokens"), 1, "refuted"),
+        (FakeClaim(verdict="undetermined", second_solver="undetermined"), 3, "undetermined"),
+        (FakeClaim(verdict="error", second_solver="error"), 3, "error"),
+        (FakeClaim(second_solver="undetermined"), 3, "undetermined"),
+        (FakeClaim(second_solver=""), 3, "undetermined"),
+        (FakeClaim(premises_satisfiable=False), 3, "undetermined"),
+        (FakeClaim(expected="refuted"), 3, "error"),
+    ],
+)
+def test_claims_that_come_out_otherwise(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], claim: FakeClaim, code: int, verdict: str
+) -> None:
+    fakes.claims = [FakeClaim(), claim]
+    assert cli.run(["prove"]) == code
+    out = capsys.readouterr().out
+    assert f"verdict={verdict} exit={code}" in line(out)
+    assert claim.counterexample in out
+
+
+def test_a_refuted_claim_wins_over_an_undetermined_one(fakes: Engines) -> None:
+    fakes.claims = [FakeClaim(verdict="undetermined"), FakeClaim(verdict="refuted", second_solver="refuted")]
+    assert cli.run(["prove"]) == 1
+
+
+def test_no_claims_at_all_is_no_proof(fakes: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.claims = []
+    assert cli.run(["prove"]) == 3
+    assert capsys.readouterr().err == "kvproof: error: there are no claims to prove\n"
+
+
+def test_a_fuzz_without_findings(fakes: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*FUZZ, "--report", "r"]) == 0
+    captured = capsys.readouterr()
+    assert "not applicable" in captured.out
+    assert "seed 7" in captured.err
+    assert line(captured.out).startswith("kvproof: fuzz vllm==0.33.0 seed=7 steps=1000 examples=10 findings=0 new=0")
+    assert line(captured.out).endswith("verdict=met exit=0")
+    rows = {row["id"]: row["outcome"] for row in json.loads(Path("r/fuzz.json").read_text())["rows"]}
+    assert rows == {"SLOT.full": "pass", "REF.count": "pass", "TAIL.hold": "skip"}
+
+
+def test_a_predicate_that_was_never_exercised_is_undetermined(
+    fakes: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.campaign = FakeCampaign(evaluations={"SLOT.full": 5})
+    assert cli.run(list(FUZZ)) == 3
+    out = capsys.readouterr().out
+    assert "never exercised" in out
+    assert "verdict=undetermined exit=3" in line(out)
+
+
+def test_a_new_finding_is_shown_kept_and_failed_on(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fakes.campaign = FakeCampaign(findings=(FINDING,), evaluations={})
+    assert cli.run([*FUZZ, "--out", "kept here"]) == 1
+    out = capsys.readouterr().out
+    (file,) = (tmp_path / "kept here").iterdir()
+    loaded = scenario_file.load(file)
+    assert loaded.scenario == SCENARIO
+    assert loaded.finding is not None
+    assert loaded.finding.identity == VIOLATION.identity
+    assert VIOLATION.witness in out, "square brackets are no markup"
+    assert SCENARIO.text() in out
+    assert f"kvproof replay 'kept here/{file.name}' --on vllm==0.33.0" in out
+    assert "findings=1 new=1" in line(out)
+    assert "verdict=found exit=1" in line(out)
+
+
+def test_a_finding_is_printed_even_if_it_can_not_be_kept(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(scenario_file, "save", full)
+    fakes.campaign = FakeCampaign(findings=(FINDING,))
+    assert cli.run(list(FUZZ)) == 1
+    captured = capsys.readouterr()
+    assert SCENARIO.text() in captured.out
+    assert "No space left" in captured.err
+
+
+@pytest.mark.parametrize("releases", [["0.33.0"], ["0.26.0", "0.33.0"], ">=0.30,<0.34", [">=0.33"], "0.33.0"])
+def test_a_known_finding_is_listed_and_not_failed_on(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], tmp_path: Path, releases: Any
+) -> None:
+    record(tmp_path, releases=releases)
+    fakes.campaign = FakeCampaign(findings=(FINDING,))
+    assert cli.run(list(FUZZ)) == 0
+    out = capsys.readouterr().out
+    assert fakes.known == {VIOLATION.identity}
+    assert "confirmed, PR 1" in out
+    assert SCENARIO.text() not in out
+    assert "findings=1 new=0" in line(out)
+    assert cli.run([*FUZZ, "--all"]) == 0
+    assert SCENARIO.text() in capsys.readouterr().out
+
+
+def test_a_finding_known_of_other_releases_is_new(fakes: Engines, tmp_path: Path) -> None:
+    record(tmp_path, releases=["0.26.0", ">=0.27,<0.33"])
+    fakes.campaign = FakeCampaign(findings=(FINDING,))
+    assert cli.run(list(FUZZ)) == 1
+
+
+def test_a_known_finding_that_was_not_seen_is_said(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    record(tmp_path)
+    assert cli.run(list(FUZZ)) == 0
+    assert "gone or not reached" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"status": "maybe"}, "Invalid enum value"),
+        ({"colour": 1}, "unknown field colour"),
+        ({"scenario": {"kvproof_scenario": 2}}, "newer kvproof"),
+        ({"releases": ["soon"]}, "unreadable release range"),
+    ],
+)
+def test_a_damaged_record_is_said(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    record(tmp_path, **changes)
+    assert cli.run(list(FUZZ)) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_interrupted_fuzz_keeps_what_it_found(fakes: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.campaign = FakeCampaign(interrupted=True)
+    assert cli.run(list(FUZZ)) == 130
+    assert "interrupted=yes verdict=interrupted exit=130" in line(capsys.readouterr().out)
+    fakes.campaign = FakeCampaign(interrupted=True, findings=(FINDING,))
+    assert cli.run(list(FUZZ)) == 1
+    assert list(Path("kvproof-findings").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            ModuleNotFoundError("No module named 'z3'", name="z3"),
+            2,
+            "z3 is not installed: pip install 'kvproof[check]'",
+        ),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "'kvproof[torch]'"),
+        (ModuleNotFoundError("No module named 'zmq'", name="zmq"), 2, "'kvproof[vllm,torch]'"),
+        (ModuleNotFoundError("No module named 'vllm'", name="vllm"), 2, "vLLM is not installed in this interpreter"),
+        (ModuleNotFoundError("No module named 'vllm.v2'", name="vllm.v2"), 2, "this vLLM can't be driven"),
+        (ModuleNotFoundError("No module named 'kvproof.x'", name="kvproof.x"), 3, "this kvproof has no kvproof.x"),
+        (ImportError("cannot import name 'a'", name="kvproof.models"), 3, "this kvproof has no kvproof.models"),
+        (ImportError("libcuda.so: no such file", name="vllm._C"), 2, "this vLLM can't be driven: libcuda.so"),
+        (CheckerError("the worker died"), 3, "the worker died"),
+        (ZeroDivisionError("division\nby zero"), 3, "a checker failed: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_goes_wrong_inside_is_one_line(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, says: str
+) -> None:
+    fakes.campaign = error
+    assert cli.run(list(FUZZ)) == code
+    captured = capsys.readouterr()
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("kvproof: error: ")
+    assert says in last
+    assert "Traceback" not in captured.err
+
+
+def test_the_trace_is_shown_on_request(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPROOF_DEBUG", "1")
+    fakes.campaign = ZeroDivisionError("no")
+    assert cli.run(list(FUZZ)) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("fuzz", "reference"), "subject 'reference' is not built yet"),
+        (("fuzz", "spec"), "subject 'spec' is not built yet"),
+        (("fuzz", "sglang"), "unknown subject 'sglang': use vllm, vllm==0.33.0 or vllm@PATH"),
+        (("fuzz", "vllm=="), "names no release"),
+        (("fuzz", "vllm==latest"), "names no release"),
+        (("fuzz", "vllm==0.9.1"), "too old to be driven: use 0.26.0 or newer"),
+        (("fuzz", "vllm@/nowhere"), "no vLLM checkout at /nowhere"),
+        (("fuzz", "vllm==0.33.0", "--findings", "none"), "no folder of known findings at none"),
+        (("fuzz", "vllm==0.33.0", "--steps", "0"), "Invalid value for '--steps'"),
+        (("fuzz", "vllm==0.33.0", "--steps", "x"), "Invalid value for '--steps'"),
+        (("fuzz", "vllm==0.33.0", "--out", "file/x"), "file is not a folder"),
+        (("fuzz",), "Missing argument"),
+        (("fuzz", "vllm", "--fast"), "No such option"),
+        (("dance",), "No such command"),
+        (("replay", "none.json", "--on", "vllm==0.33.0"), "can't read none.json"),
+        (("replay", "s.json"), "Missing option"),
+        (("replay", "s.json", "--on", "spec"), "not built yet"),
+        (("export", "s.json", "--as", "html"), "Invalid value for '--as'"),
+        (("export", "none.json"), "can't read none.json"),
+        (("export", "s.json", "--as", "text", "-o", "file/x/y.txt"), "can't write file/x/y.txt"),
+        (("prove", "--report", "file"), "can't write the report to file"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], scenario: str, arguments: tuple[str, ...], says: str
+) -> None:
+    Path("file").write_text("")
+    assert cli.run(arguments) == 2
+    err = capsys.readouterr().err
+    errors = [text for text in err.splitlines() if text.startswith("kvproof: error: ")]
+    assert len(errors) == 1
+    assert says in errors[0]
+    assert err.splitlines()[-1] == errors[0]
+
+
+def test_replay_shows_the_timeline(fakes: Engines, capsys: pytest.CaptureFixture[str], scenario: str) -> None:
+    assert cli.run(["replay", scenario, "--on", "vllm==0.33.0", "--findings", "known"]) == 0
+    out = capsys.readouterr().out
+    assert fakes.replay.text in out
+    assert line(out) == "kvproof: replay vllm==0.33.0 steps=2 evaluations=5 violations=0 verdict=met exit=0"
+
+
+def test_replay_of_a_finding_asks_whether_it_is_there(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    record(tmp_path)
+    scenario_file.save(tmp_path / "f.json", SCENARIO, FINDING)
+    command = ["replay", "f.json", "--on", "vllm==0.33.0", "--findings", "known"]
+    assert cli.run(command) == 0
+    assert "reproduced=no" in line(capsys.readouterr().out)
+    fakes.replay = FakeReplay(violations=(VIOLATION,))
+    assert cli.run(command) == 1, "known or not"
+    assert "reproduced=yes" in line(capsys.readouterr().out)
+
+
+def test_replay_fails_on_what_is_new_only(fakes: Engines, scenario: str, tmp_path: Path) -> None:
+    command = ["replay", scenario, "--on", "vllm==0.33.0", "--findings", "known"]
+    fakes.replay = FakeReplay(violations=(VIOLATION,))
+    assert cli.run(command) == 1
+    record(tmp_path)
+    assert cli.run(command) == 0
+    fakes.replay = FakeReplay(evaluations={})
+    assert cli.run(command) == 3
+
+
+def test_export(fakes: Engines, capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
+    assert cli.run(["export", scenario, "--as", "text"]) == 0
+    assert capsys.readouterr().out == SCENARIO.text() + "\n"
+    assert cli.run(["export", scenario, "--as", "pytest", "-o", "out/test_it.py"]) == 0
+    assert (tmp_path / "out/test_it.py").read_text() == fakes.export
+    assert line(capsys.readouterr().out).endswith("exit=0")
+
+
+CHILD = """
+import json, signal, sys, time
+mode = sys.argv[1]
+print("a line of progress", file=sys.stderr, flush=True)
+if mode == "usage":
+    print("kvproof: error: there is no vLLM release 9", file=sys.stderr); sys.exit(2)
+if mode == "killed":
+    import os; os.kill(os.getpid(), signal.SIGKILL)
+if mode == "wait":
+    try:
+        print("waiting", file=sys.stderr, flush=True)
+        time.sleep(600)
+    except KeyboardInterrupt:
+        pass
+open(sys.argv[2], "w").write(sys.argv[3])
+sys.exit(130 if mode == "wait" else 0)
+"""
+
+
+def child_record(**changes: Any) -> str:
+    import msgspec
+
+    target = subjects.Target("vllm==0.33.0", "release", "0.33.0")
+    made = fuzzing.FuzzRecord(
+        target.text, "0.33.0", 1, 1000, 10, 1.5, False, ["REF", "SLOT"], {"SLOT.full": 5, "REF.count": 9}, {}, [], []
+    )
+    return msgspec.json.encode(msgspec.structs.replace(made, **changes)).decode()
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """A stand-in for the fuzz process: a real process of its own that does one thing."""
+
+    def use(mode: str, content: str) -> None:
+        monkeypatch.setattr(
+            verify, "_command", lambda options, file: [sys.executable, "-c", CHILD, mode, str(file), content]
+        )
+
+    return use
+
+
+def test_verify_puts_it_all_in_one_report(
+    fakes: Engines, child: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    child("ok", child_record())
+    assert cli.run(["verify"]) == 0
+    captured = capsys.readouterr()
+    assert "a line of progress" in captured.err
+    assert line(captured.out).startswith("kvproof: verify vllm==0.33.0 seed=1 steps=1000")
+    report = json.loads(Path("reports/verify.json").read_text())
+    assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 5)
+    root = ET.parse("reports/verify.xml").getroot()
+    assert [(s.get("name"), s.get("tests"), s.get("skipped")) for s in root] == [
+        ("proof", "2", "0"),
+        ("invariant", "3", "1"),
+    ]
+
+
+def test_verify_fails_on_a_new_finding(
+    fakes: Engines, child: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = fuzzing.FoundRecord("new", FINDING.to_dict(), SCENARIO.text(), "reports/findings/f.json")
+    child("ok", child_record(findings=[found], evaluations={}))
+    assert cli.run(["verify"]) == 1
+    assert "kvproof replay reports/findings/f.json --on vllm==0.33.0" in capsys.readouterr().out
+    failures = ET.parse("reports/verify.xml").getroot().findall(".//failure")
+    assert {failure.text is not None and "SLOT" in failure.text for failure in failures}
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "code", "says"),
+    [
+        ("usage", "", 2, "there is no vLLM release 9"),
+        ("killed", "", 3, "ended without a result (signal 9)"),
+        ("ok", "not json", 3, "a checker failed"),
+    ],
+)
+def test_verify_keeps_the_proofs_when_the_fuzz_fails(
+    fakes: Engines,
+    child: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
+    mode: str,
+    content: str,
+    code: int,
+    says: str,
+) -> None:
+    child(mode, content)
+    assert cli.run(["verify"]) == code
+    captured = capsys.readouterr()
+    assert "slot.ends" in captured.out
+    assert says in " ".join(captured.out.split())
+    assert (f"kvproof: error: {says}" in captured.err) == (code == 2)
+    assert json.loads(Path("reports/verify.json").read_text())["exit"] == code
+
+
+def test_verify_fuzzes_even_if_the_proofs_can_not_run(
+    fakes: Engines, child: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.claims = CheckerError("this kvproof has no kvproof.models.smt")
+    child("ok", child_record())
+    assert cli.run(["verify"]) == 3
+    out = capsys.readouterr().out
+    assert "this kvproof has no kvproof.models.smt" in " ".join(out.split())
+    assert "SLOT.full" in out
+
+
+def test_an_interrupt_of_verify_reaches_the_fuzz_once_and_keeps_its_findings(
+    fakes: Engines, child: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child("wait", child_record(interrupted=True, evaluations={"SLOT.full": 5, "REF.count": 2}))
+
+    def say(text: str) -> None:
+        if text == "waiting":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    report = Report("verify", verify.SUBJECT)
+    options = fuzzing.Options(1, 10, None, 1, Path("f"), None)
+    verify.verify(report, options, None, say)
+    assert report.interrupted
+    assert report.exit_code == 130
+    assert "SLOT.full" in {row.id for row in report.rows}
+
+
+def test_what_a_claim_is_called_without_a_second_opinion() -> None:
+    assert proofs.row_of(replace(FakeClaim(), second_solver="refuted")).outcome == "undetermined"
+    assert proofs.row_of(FakeClaim()).verdict == "proved"
+
+
+def test_findings_win_over_an_interrupt_and_over_the_environment() -> None:
+    fail, open_question = Row("finding", "a", "new", "fail"), Row("invariant", "b", "undetermined", "undetermined")
+    assert Report("fuzz", rows=[open_question]).exit_code == 3
+    assert Report("fuzz", rows=[open_question], problem="no network").exit_code == 2
+    assert Report("fuzz", rows=[open_question], problem="no network", interrupted=True).exit_code == 130
+    assert Report("fuzz", rows=[open_question, fail], problem="no network", interrupted=True).exit_code == 1
+
+
+def test_reports_survive_any_text(tmp_path: Path) -> None:
+    rows = [Row("finding", "a\x00<b>", "new", "fail", "detail \x1b[31m & more", text="\ud800 lone")]
+    from kvproof.junit import junit
+
+    root = ET.fromstring(junit(Report("fuzz", "vllm", rows)))
+    assert root.find(".//failure") is not None
+
+
+def test_a_checkout_names_its_release(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("")
+    assert subjects.parse(f"vllm@{tmp_path}").release == ""
+    (tmp_path / "vllm/_version.py").write_text("__version__ = version = '0.33.1.dev5+gabc'\n")
+    assert subjects.parse(f"vllm@{tmp_path}").release == "0.33.1.dev5+gabc"
+    (tmp_path / "vllm-0.33.0.dist-info").mkdir()
+    target = subjects.parse(f"vllm@{tmp_path}")
+    assert (target.kind, target.release, target.path) == ("checkout", "0.33.0", tmp_path.resolve())
+    with pytest.raises(UsageError, match="no vLLM checkout"):
+        subjects.parse(f"vllm@{tmp_path / 'vllm'}")
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "kvproof", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_real_command_helps(tmp_path: Path) -> None:
+    done = command("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for name in ("verify", "prove", "fuzz", "replay", "export"):
+        assert name in done.stdout
+        assert command(name, "--help", cwd=tmp_path).returncode == 0
+    assert command("--version", cwd=tmp_path).stdout.startswith("kvproof ")
+
+
+def test_the_real_command_fails_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "new.json").write_text(json.dumps({**SCENARIO.to_dict(), "kvproof_scenario": 2}))
+    (tmp_path / "file").write_text("")
+    offline = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_RETRIES": "1",
+    }
+    cases: list[tuple[tuple[str, ...], dict[str, str], str]] = [
+        (("fuzz", "spec"), {}, "not built yet"),
+        (("replay", "new.json", "--on", "vllm==0.33.0"), {}, "written by a newer kvproof: version 2"),
+        (
+            ("fuzz", "vllm==0.33.0"),
+            {"KVPROOF_CACHE": str(tmp_path / "cache"), **offline},
+            "can't reach the package index",
+        ),
+        (("fuzz", "vllm==0.33.0"), {"KVPROOF_CACHE": str(tmp_path / "file" / "x")}, "can't write to the cache folder"),
+    ]
+    for arguments, environment, says in cases:
+        done = command(*arguments, cwd=tmp_path, **environment)
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("kvproof: error: ")
+        assert says in last
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+
+
+def test_a_reader_that_stops_early_is_no_error_message(tmp_path: Path, scenario: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "kvproof", "export", scenario, "--as", "text"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_a_part_of_kvproof_that_is_missing_is_no_missing_extra() -> None:
+    with pytest.raises(CheckerError, match=r"this kvproof has no kvproof\.models\.nothing"):
+        engines.load("kvproof.models.nothing", "x")
+    with pytest.raises(CheckerError, match=r"this kvproof has no kvproof\.report\.nothing"):
+        engines.load("kvproof.report", "nothing")
