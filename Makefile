@@ -7,7 +7,7 @@
 ARGS ?=
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 verify: env
 	@.venv/bin/kvproof verify $(ARGS)

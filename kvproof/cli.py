@@ -4,6 +4,7 @@ errors to standard error.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import secrets
@@ -86,9 +87,10 @@ def verify(
     report = Report("verify", SUBJECT, facts={"seed": seed})
     options = fuzzing.Options(seed, steps, seconds, workers or _cores(), report_folder / "findings", known)
     run(report, options, report_folder / "smt", say)
+    code = _finish(report, report_folder, functools.partial(show, brief=True))
     if report.problem:
         _complain(report.problem)
-    return _finish(report, report_folder, show)
+    return code
 
 
 @app.command()
@@ -135,10 +137,10 @@ def fuzz(
         import msgspec
 
         _write(json_file, msgspec.json.encode(record).decode())
-    new = sum(found.state == "new" for found in record.findings)
+    seen = sum(known.seen is not None for known in record.known)
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
     report.facts.update(seed=record.seed, steps=record.steps, examples=record.examples)
-    report.facts.update(findings=len(record.findings), new=new, seconds=record.seconds)
+    report.facts.update(new=len(record.findings), known=seen, seconds=record.seconds)
     return _finish(report, report_folder, show)
 
 
@@ -180,7 +182,11 @@ def export(
     from kvproof.table import write
 
     loaded = scenario_file.load(scenario)
-    text = engines.export_pytest(scenario) if form is Form.pytest else loaded.scenario.text() + "\n"
+    note = loaded.finding
+    violation = note.violation() if note else None
+    text = engines.export(
+        form.value, loaded.scenario, violation, note.subject if note else "", note.action if note else -1
+    )
     if out is None or str(out) == "-":
         write(text)
         return 0

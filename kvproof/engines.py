@@ -43,6 +43,8 @@ class Claim(Protocol):
     def counterexample(self) -> str: ...
     @property
     def note(self) -> str: ...
+    @property
+    def mutant_of(self) -> str: ...
 
 
 class Entry(Protocol):
@@ -57,7 +59,10 @@ class Entry(Protocol):
 
 
 class Campaign(Protocol):
-    """What a fuzz campaign did and found."""
+    """What a fuzz campaign did and found. ``findings`` are the new ones; ``first_seen`` counts known ones, too.
+
+    ``errors`` are mistakes of a checker or lost workers; a campaign with errors claims nothing beyond its findings.
+    """
 
     @property
     def findings(self) -> Sequence[Finding]: ...
@@ -75,6 +80,10 @@ class Campaign(Protocol):
     def seed(self) -> int: ...
     @property
     def interrupted(self) -> bool: ...
+    @property
+    def first_seen(self) -> Mapping[tuple[str, str], float]: ...
+    @property
+    def errors(self) -> Sequence[str]: ...
 
 
 class Replay(Protocol):
@@ -88,6 +97,8 @@ class Replay(Protocol):
     def steps(self) -> int: ...
     @property
     def text(self) -> str: ...
+    @property
+    def error(self) -> str: ...
 
 
 def load(module: str, name: str) -> Any:
@@ -136,5 +147,7 @@ def vllm_subject(tree: Path | None, name: str) -> Subject:
     return cast("Subject", load("kvproof.impl.vllm.subject", "VllmSubject")(tree, name))
 
 
-def export_pytest(file: Path) -> str:
-    return cast("str", load("kvproof.kvexport", "export_pytest")(file))
+def export(form: str, scenario: Scenario, violation: Violation | None, subject: str, action: int) -> str:
+    if form == "text":
+        return cast("str", load("kvproof.kvexport", "export_text")(scenario, violation, subject))
+    return cast("str", load("kvproof.kvexport", "export_pytest")(scenario, violation, subject, action))

@@ -15,7 +15,7 @@ USAGE: Final = 2
 UNDETERMINED: Final = 3
 INTERRUPTED: Final = 130
 
-_CHECK = ("z3", "cvc5", "hypothesis", "filelock", "packaging")
+_CHECK = ("z3", "cvc5", "hypothesis", "filelock", "packaging", "jinja2")
 
 
 class UsageError(Exception):

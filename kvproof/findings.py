@@ -51,14 +51,6 @@ class Known:
     def identities(self) -> frozenset[tuple[str, str]]:
         return frozenset(record.identity for record in self.records)
 
-    def find(self, identity: tuple[str, str]) -> Record | None:
-        return next((record for record in self.records if record.identity == identity), None)
-
-    def not_seen(self, seen: Iterable[tuple[str, str]]) -> tuple[Record, ...]:
-        """The records that a run did not come across: gone, or not reached."""
-        met = set(seen)
-        return tuple(record for record in self.records if record.identity not in met)
-
 
 def load(folder: Path | None = None) -> tuple[Record, ...]:
     """All records, of ``folder`` or else of this package. Raises :class:`UsageError` naming the damaged file."""

@@ -12,30 +12,38 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from kvproof import engines, findings, scenario_file, subjects
 from kvproof.errors import UsageError
-from kvproof.report import Row
+from kvproof.report import Outcome, Row
 from kvproof.spec.finding import Finding
 from kvproof.spec.scenario import Scenario
 
 
-class FoundRecord(msgspec.Struct, frozen=True):
-    """One finding. ``finding`` is ``Finding.to_dict()``; ``file`` is where its scenario was kept (empty: nowhere)."""
+class NewFinding(msgspec.Struct, frozen=True):
+    """A finding nobody recorded. ``finding`` is ``Finding.to_dict()``; ``file`` is where it is kept, if it is."""
 
-    state: Literal["new", "known"]
     finding: dict[str, Any]
-    text: str
     file: str
-    status: str = ""
-    reference: str = ""
 
     @property
-    def identity(self) -> tuple[str, str]:
-        return (str(self.finding["invariant"]), str(self.finding["cause"]))
+    def invariant(self) -> str:
+        return str(self.finding["invariant"])
+
+
+class KnownFinding(msgspec.Struct, frozen=True):
+    """A record for this release. ``seen`` is after how many seconds the campaign came across it, if it did."""
+
+    invariant: str
+    cause: str
+    status: str
+    reference: str
+    reasoning: str
+    scenario: dict[str, Any] | None
+    seen: float | None
 
 
 class FuzzRecord(msgspec.Struct, frozen=True):
@@ -51,9 +59,10 @@ class FuzzRecord(msgspec.Struct, frozen=True):
     families: list[str]
     evaluations: dict[str, int]
     coverage: dict[str, int]
-    findings: list[FoundRecord]
-    not_seen: list[tuple[str, str, str]]
-    """Invariant, cause and status of the records for this release that the campaign did not come across."""
+    findings: list[NewFinding]
+    known: list[KnownFinding]
+    errors: list[str]
+    """Mistakes of a checker, or lost workers: with any, nothing is claimed beyond the findings."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -81,7 +90,8 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
         known=known.identities,
         progress=progress,
     )
-    found = [_record(finding, known, options.out, target, progress) for finding in campaign.findings]
+    new = [finding for finding in campaign.findings if finding.violation.identity not in known.identities]
+    first_seen = dict(campaign.first_seen)
     return FuzzRecord(
         subject=target.text,
         release=target.release,
@@ -93,8 +103,14 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
         families=sorted(subject.families()),
         evaluations=dict(campaign.evaluations),
         coverage=dict(campaign.coverage),
-        findings=found,
-        not_seen=[(r.invariant, r.cause, r.status) for r in known.not_seen(f.identity for f in found)],
+        findings=[_keep(finding, options.out, target, progress) for finding in new],
+        known=[
+            KnownFinding(
+                r.invariant, r.cause, r.status, r.reference, r.reasoning, r.scenario, first_seen.get(r.identity)
+            )
+            for r in known.records
+        ],
+        errors=list(campaign.errors),
     )
 
 
@@ -107,26 +123,15 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"can't keep findings in {folder}: {place} is not a folder")
 
 
-def _record(
-    finding: Finding, known: findings.Known, out: Path, target: subjects.Target, progress: engines.Progress
-) -> FoundRecord:
+def _keep(finding: Finding, out: Path, target: subjects.Target, progress: engines.Progress) -> NewFinding:
     file = out / _file_name(finding, target)
     try:
         scenario_file.save(file, finding.scenario, finding)
-        kept = str(file)
     except OSError as error:
         # The finding is still printed in full: losing the file must not lose what was found.
         progress(f"can't keep {file}: {error.strerror or error}")
-        kept = ""
-    record = known.find(finding.violation.identity)
-    return FoundRecord(
-        state="new" if record is None else "known",
-        finding=finding.to_dict(),
-        text=finding.scenario.text(),
-        file=kept,
-        status="" if record is None else record.status,
-        reference="" if record is None else record.reference,
-    )
+        return NewFinding(finding.to_dict(), "")
+    return NewFinding(finding.to_dict(), str(file))
 
 
 def _file_name(finding: Finding, target: subjects.Target) -> str:
@@ -143,68 +148,69 @@ def replay_command(file: str, subject: str) -> str:
 
 
 def rows(record: FuzzRecord, *, show_known: bool = False) -> list[Row]:
-    """The record as rows: one per invariant of the catalogue, then one per finding, then what was not seen."""
+    """The record as rows: one per invariant of the catalogue, then one per finding, the new ones first."""
     return [
         *_invariant_rows(record),
-        *(_finding_row(f, record.subject, show_known) for f in record.findings),
-        *_gone(record),
+        *(_new_row(found, record.subject) for found in record.findings),
+        *(_known_row(known, show_known) for known in record.known),
+        *(Row("run", "fuzz", "error", "error", error) for error in record.errors),
     ]
 
 
 def _invariant_rows(record: FuzzRecord) -> Iterable[Row]:
-    states: dict[str, set[str]] = {}
-    for found in record.findings:
-        states.setdefault(found.identity[0], set()).add(found.state)
+    new = {found.invariant for found in record.findings}
+    known = {found.invariant for found in record.known if found.seen is not None}
     for entry in engines.catalogue():
         count = record.evaluations.get(entry.id, 0)
-        seen = states.get(entry.id, set())
         detail = f"{count:,} evaluations in {record.steps:,} steps"
-        data = {"evaluations": count, "family": entry.family}
-        # A new violation is counted once, in its finding's row; here it is only told.
-        if "new" in seen:
-            yield Row("invariant", entry.id, "broken", "fail", detail, entry.statement, data=data)
-        elif seen:
-            yield Row("invariant", entry.id, "broken (known)", "info", detail, entry.statement, data=data)
+        verdict: str
+        outcome: Outcome
+        if entry.id in new:
+            verdict, outcome = "broken", "fail"
+        elif entry.id in known:
+            verdict, outcome = "broken (known)", "info"
         elif entry.family not in record.families:
+            verdict, outcome = "not applicable", "skip"
             detail = f"this subject can't show the family {entry.family}"
-            yield Row("invariant", entry.id, "not applicable", "skip", detail, entry.statement, data=data)
         elif count == 0:
+            verdict, outcome = "undetermined", "undetermined"
             detail = f"never exercised in {record.steps:,} steps"
-            yield Row("invariant", entry.id, "undetermined", "undetermined", detail, entry.statement, data=data)
         else:
-            yield Row("invariant", entry.id, "fuzzed, holds", "pass", detail, entry.statement, data=data)
+            verdict, outcome = "fuzzed, holds", "pass"
+        data = {"evaluations": count, "family": entry.family}
+        yield Row("invariant", entry.id, verdict, outcome, detail, statement=entry.statement, data=data)
 
 
-def _finding_row(found: FoundRecord, subject: str, show_known: bool) -> Row:
-    invariant, cause = found.identity
+def _new_row(found: NewFinding, subject: str) -> Row:
     finding = found.finding
-    text = ""
-    if found.state == "new" or show_known:
-        scenario = Scenario.from_dict(finding["scenario"])
-        forced = " (needs a forced action: unconfirmed until it is reproduced without)" if scenario.forced else ""
-        text = "\n".join(
-            [
-                f"{finding['witness']}",
-                f"seen at action {finding['action'] + 1} of {len(scenario.actions)}{forced}",
-                found.text,
-                f"kept in {found.file}\nreplay: {replay_command(found.file, subject)}" if found.file else "not kept",
-            ]
-        )
-    detail = str(finding["witness"])
-    if found.state == "known":
-        detail = f"{found.status}, {found.reference}: {detail}"
+    scenario = Scenario.from_dict(finding["scenario"])
+    at = finding["action"] + 1
+    when = f"at action {at} of {len(scenario.actions)}" if at <= len(scenario.actions) else "when all was drained"
+    forced = " (needs a forced action: unconfirmed until it is reproduced without one)" if scenario.forced else ""
+    replay = f"kept in {found.file}\nreplay: {replay_command(found.file, subject)}" if found.file else "not kept"
     return Row(
         kind="finding",
-        id=f"{invariant} {cause}",
-        verdict=found.state,
-        outcome="fail" if found.state == "new" else "info",
-        detail=detail,
-        text=text,
-        data={**finding, "file": found.file, "status": found.status},
+        id=f"{found.invariant} {finding['cause']}",
+        verdict="new",
+        outcome="fail",
+        detail=str(finding["witness"]),
+        text="\n".join([str(finding["witness"]), f"seen {when}{forced}", scenario.text(), replay]),
+        data={**finding, "file": found.file},
     )
 
 
-def _gone(record: FuzzRecord) -> Iterable[Row]:
-    for invariant, cause, status in record.not_seen:
-        detail = f"recorded for this release ({status}), but gone or not reached in this run"
-        yield Row("finding", f"{invariant} {cause}", "not seen", "info", detail)
+def _known_row(known: KnownFinding, show: bool) -> Row:
+    seen = known.seen is not None
+    what = f"{known.status}, {known.reference}"
+    text = ""
+    if show and known.scenario is not None:
+        text = f"{known.reasoning}\n{Scenario.from_dict(known.scenario).text()}"
+    return Row(
+        kind="finding",
+        id=f"{known.invariant} {known.cause}",
+        verdict="known" if seen else "not seen",
+        outcome="info",
+        detail=f"{what}: {known.reasoning}" if seen else f"recorded for this release ({what}), but gone or not reached",
+        text=text,
+        data=msgspec.to_builtins(known),
+    )

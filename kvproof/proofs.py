@@ -26,14 +26,17 @@ def row_of(claim: Claim) -> Row:
     if premises:
         detail += f"; premises{' (satisfiable)' if claim.premises_satisfiable else ''}: {premises}"
     why = claim.note or why
+    brief = f"{claim.statement} [{claim.scope}]"
     if why:
-        detail = f"{why}: {detail}"
+        detail, brief = f"{why}: {detail}", f"{why}: {brief}"
     return Row(
         kind="proof",
         id=claim.id,
         verdict=verdict,
         outcome=outcome,
         detail=detail,
+        brief=brief,
+        belongs_to=claim.mutant_of,
         statement=claim.statement,
         text=str(claim.counterexample or "") if claim.verdict == "refuted" else "",
         seconds=claim.seconds,

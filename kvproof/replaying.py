@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvproof import engines, findings, scenario_file, subjects
 from kvproof.report import Report, Row
+from kvproof.spec.finding import Violation
 
 
 def replay(report: Report, file: Path, target: subjects.Target, known: Path | None, progress: engines.Progress) -> str:
@@ -19,9 +20,11 @@ def replay(report: Report, file: Path, target: subjects.Target, known: Path | No
     subject = subjects.open_subject(target, progress)
     result = engines.replay(subject, loaded.scenario)
     asked = loaded.finding.identity if loaded.finding else None
-    seen = dict.fromkeys(violation.identity for violation in result.violations)
-    for violation in {v.identity: v for v in reversed(result.violations)}.values():
-        record = records.find(violation.identity)
+    seen: dict[tuple[str, str], Violation] = {}
+    for violation in result.violations:
+        seen.setdefault(violation.identity, violation)
+    for violation in seen.values():
+        record = next((r for r in records.records if r.identity == violation.identity), None)
         if violation.identity == asked:
             verdict, fails = "reproduced", True
         elif record is not None:
@@ -33,7 +36,9 @@ def replay(report: Report, file: Path, target: subjects.Target, known: Path | No
     if asked is not None and asked not in seen:
         report.rows.append(Row("finding", " ".join(asked), "gone", "pass", "this scenario does not show it here"))
     evaluations = sum(result.evaluations.values())
-    if evaluations == 0:
+    if result.error:
+        report.rows.append(Row("run", "replay", "error", "error", f"the checker failed: {result.error}"))
+    elif evaluations == 0:
         report.rows.append(Row("run", "replay", "undetermined", "undetermined", "no invariant was exercised"))
     report.facts.update(steps=result.steps, evaluations=evaluations, violations=len(seen))
     if asked is not None:

@@ -22,13 +22,19 @@ Outcome = Literal["pass", "fail", "undetermined", "error", "skip", "info"]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``detail`` is short; ``text`` is whatever a person needs to see in full below it."""
+    """One line of the table. ``text`` is whatever a person needs to see in full below it.
+
+    ``brief`` stands for ``detail`` where many rows share a table. ``belongs_to`` is the row that this one only supports
+    (an old fault that a claim must catch): there it is named in that row as long as it passes.
+    """
 
     kind: Kind
     id: str
     verdict: str
     outcome: Outcome
     detail: str = ""
+    brief: str = ""
+    belongs_to: str = ""
     statement: str = ""
     text: str = ""
     seconds: float = 0.0

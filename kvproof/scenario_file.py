@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kvproof.spec.config import Config, ConfigError, Group
-from kvproof.spec.finding import Finding
+from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import VERSION, Action, Scenario, ScenarioError
 
 _MARK = "kvproof_scenario"
@@ -39,6 +39,9 @@ class FindingNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def identity(self) -> tuple[str, str]:
         return (self.invariant, self.cause)
+
+    def violation(self) -> Violation:
+        return Violation(self.invariant, self.cause, self.witness, tuple(self.where.items()))
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,8 @@ def _fuzz(report: Report, options: fuzzing.Options, progress: engines.Progress) 
         if file.exists():
             record = msgspec.json.decode(file.read_bytes(), type=fuzzing.FuzzRecord)
             report.rows.extend(fuzzing.rows(record))
-            report.facts.update(
-                steps=record.steps, examples=record.examples, findings=len(record.findings), fuzz_seconds=record.seconds
-            )
+            seen = sum(known.seen is not None for known in record.known)
+            report.facts.update(steps=record.steps, examples=record.examples, new=len(record.findings), known=seen)
             interrupted = interrupted or record.interrupted
         if interrupted or code == INTERRUPTED:
             raise KeyboardInterrupt

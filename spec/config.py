@@ -99,6 +99,11 @@ class Config:
             return "step_tokens, max_running and max_model_len must be positive"
         if self.speculative < 0 or self.load_steps < 1 or self.long_prefill_threshold < 0:
             return "speculative and long_prefill_threshold must not be negative; load_steps must be at least 1"
+        if self.mamba_block and self.mamba_block <= self.speculative:
+            return (
+                f"a recurrent block of {self.mamba_block} tokens does not hold one step of {self.speculative} drafts: "
+                "recurrent blocks are far larger than that"
+            )
         if self.eagle and self.speculative == 0:
             return "EAGLE without draft tokens: set speculative to at least 1 or eagle to false"
         if self.step_tokens <= self.speculative:

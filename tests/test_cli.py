@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvproof.spec.config import Config, Group
-from kvproof.spec.finding import Finding, Violation
-from kvproof.spec.scenario import Action, Scenario
 
 from kvproof import cli, engines, fuzzing, proofs, scenario_file, subjects, verify
 from kvproof.errors import CheckerError, UsageError
 from kvproof.report import Report, Row
+from kvproof.spec.config import Config, Group
+from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.scenario import Action, Scenario
 
 SCENARIO = Scenario(
     Config(groups=(Group("full", 16), Group("mamba", 32)), num_blocks=40, hash_unit=16, step_tokens=64),
@@ -43,6 +43,7 @@ class FakeClaim:
     premises_satisfiable: bool = True
     counterexample: str = ""
     note: str = ""
+    mutant_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class FakeCampaign:
     coverage: dict[str, int] = field(default_factory=dict)
     seed: int = 7
     interrupted: bool = False
+    first_seen: dict[tuple[str, str], float] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class FakeReplay:
     evaluations: dict[str, int] = field(default_factory=lambda: {"SLOT.full": 5})
     steps: int = 2
     text: str = "step 1: nothing [special] happens"
+    error: str = ""
 
 
 class FakeSubject:
@@ -85,18 +89,30 @@ class Engines:
     def __init__(self) -> None:
         self.claims: Any = [
             FakeClaim(),
-            FakeClaim("slot.old", verdict="refuted", expected="refuted", second_solver="refuted"),
+            FakeClaim(
+                "slot.ends/old",
+                verdict="refuted",
+                expected="refuted",
+                second_solver="refuted",
+                counterexample="at 7 tokens",
+                mutant_of="slot.ends",
+            ),
         ]
         self.campaign: Any = FakeCampaign()
         self.replay: Any = FakeReplay()
         self.subject: Any = FakeSubject()
         self.export: Any = "def test_it():\n    pass\n"
+        self.given: tuple[Any, ...] = ()
         self.known: frozenset[tuple[str, str]] = frozenset()
 
     def answer(self, value: Any) -> Any:
         if isinstance(value, BaseException):
             raise value
         return value
+
+    def export_given(self, *given: Any) -> str:
+        self.given = given
+        return str(self.answer(self.export))
 
     def load(self, module: str, name: str) -> Any:
         def run(*_: Any, **options: Any) -> Any:
@@ -110,7 +126,8 @@ class Engines:
             "kvproof.models.stateful.campaign.run": run,
             "kvproof.models.stateful.replay.replay": lambda *_: self.answer(self.replay),
             "kvproof.impl.vllm.subject.VllmSubject": lambda *_: self.answer(self.subject),
-            "kvproof.kvexport.export_pytest": lambda *_: self.answer(self.export),
+            "kvproof.kvexport.export_pytest": lambda *given: self.export_given(*given),
+            "kvproof.kvexport.export_text": lambda *given: self.export_given(*given),
         }
         return parts[f"{module}.{name}"]
 
@@ -199,7 +216,9 @@ def test_a_fuzz_without_findings(fakes: Engines, capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert "not applicable" in captured.out
     assert "seed 7" in captured.err
-    assert line(captured.out).startswith("kvproof: fuzz vllm==0.33.0 seed=7 steps=1000 examples=10 findings=0 new=0")
+    assert line(captured.out).startswith(
+        "kvproof: fuzz vllm==0.33.0 seed=7 steps=1000 examples=10 new=0 known=0 seconds=1.5"
+    )
     assert line(captured.out).endswith("verdict=met exit=0")
     rows = {row["id"]: row["outcome"] for row in json.loads(Path("r/fuzz.json").read_text())["rows"]}
     assert rows == {"SLOT.full": "pass", "REF.count": "pass", "TAIL.hold": "skip"}
@@ -229,7 +248,7 @@ def test_a_new_finding_is_shown_kept_and_failed_on(
     assert VIOLATION.witness in out, "square brackets are no markup"
     assert SCENARIO.text() in out
     assert f"kvproof replay 'kept here/{file.name}' --on vllm==0.33.0" in out
-    assert "findings=1 new=1" in line(out)
+    assert "new=1 known=0" in line(out)
     assert "verdict=found exit=1" in line(out)
 
 
@@ -252,13 +271,13 @@ def test_a_known_finding_is_listed_and_not_failed_on(
     fakes: Engines, capsys: pytest.CaptureFixture[str], tmp_path: Path, releases: Any
 ) -> None:
     record(tmp_path, releases=releases)
-    fakes.campaign = FakeCampaign(findings=(FINDING,))
+    fakes.campaign = FakeCampaign(first_seen={VIOLATION.identity: 3.5})
     assert cli.run(list(FUZZ)) == 0
     out = capsys.readouterr().out
     assert fakes.known == {VIOLATION.identity}
     assert "confirmed, PR 1" in out
     assert SCENARIO.text() not in out
-    assert "findings=1 new=0" in line(out)
+    assert "new=0 known=1" in line(out)
     assert cli.run([*FUZZ, "--all"]) == 0
     assert SCENARIO.text() in capsys.readouterr().out
 
@@ -414,10 +433,21 @@ def test_replay_fails_on_what_is_new_only(fakes: Engines, scenario: str, tmp_pat
 
 def test_export(fakes: Engines, capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
     assert cli.run(["export", scenario, "--as", "text"]) == 0
-    assert capsys.readouterr().out == SCENARIO.text() + "\n"
-    assert cli.run(["export", scenario, "--as", "pytest", "-o", "out/test_it.py"]) == 0
+    assert capsys.readouterr().out == fakes.export
+    assert fakes.given == (SCENARIO, None, "")
+    scenario_file.save(tmp_path / "f.json", SCENARIO, FINDING)
+    assert cli.run(["export", "f.json", "--as", "pytest", "-o", "out/test_it.py"]) == 0
     assert (tmp_path / "out/test_it.py").read_text() == fakes.export
+    assert fakes.given == (SCENARIO, VIOLATION, "vllm==0.33.0", 1)
     assert line(capsys.readouterr().out).endswith("exit=0")
+
+
+def test_a_campaign_with_errors_claims_nothing(fakes: Engines, capsys: pytest.CaptureFixture[str]) -> None:
+    fakes.campaign = FakeCampaign(errors=("a worker died",))
+    assert cli.run(list(FUZZ)) == 3
+    out = capsys.readouterr().out
+    assert "a worker died" in out
+    assert "verdict=error exit=3" in line(out)
 
 
 CHILD = """
@@ -444,7 +474,19 @@ def child_record(**changes: Any) -> str:
 
     target = subjects.Target("vllm==0.33.0", "release", "0.33.0")
     made = fuzzing.FuzzRecord(
-        target.text, "0.33.0", 1, 1000, 10, 1.5, False, ["REF", "SLOT"], {"SLOT.full": 5, "REF.count": 9}, {}, [], []
+        target.text,
+        "0.33.0",
+        1,
+        1000,
+        10,
+        1.5,
+        False,
+        ["REF", "SLOT"],
+        {"SLOT.full": 5, "REF.count": 9},
+        {},
+        [],
+        [],
+        [],
     )
     return msgspec.json.encode(msgspec.structs.replace(made, **changes)).decode()
 
@@ -468,6 +510,8 @@ def test_verify_puts_it_all_in_one_report(
     assert cli.run(["verify"]) == 0
     captured = capsys.readouterr()
     assert "a line of progress" in captured.err
+    assert "catches old" in " ".join(captured.out.split())
+    assert "at 7 tokens" not in captured.out
     assert line(captured.out).startswith("kvproof: verify vllm==0.33.0 seed=1 steps=1000")
     report = json.loads(Path("reports/verify.json").read_text())
     assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 5)
@@ -481,12 +525,12 @@ def test_verify_puts_it_all_in_one_report(
 def test_verify_fails_on_a_new_finding(
     fakes: Engines, child: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = fuzzing.FoundRecord("new", FINDING.to_dict(), SCENARIO.text(), "reports/findings/f.json")
+    found = fuzzing.NewFinding(FINDING.to_dict(), "reports/findings/f.json")
     child("ok", child_record(findings=[found], evaluations={}))
     assert cli.run(["verify"]) == 1
     assert "kvproof replay reports/findings/f.json --on vllm==0.33.0" in capsys.readouterr().out
     failures = ET.parse("reports/verify.xml").getroot().findall(".//failure")
-    assert {failure.text is not None and "SLOT" in failure.text for failure in failures}
+    assert any(SCENARIO.text() in (failure.text or "") for failure in failures)
 
 
 @pytest.mark.parametrize(

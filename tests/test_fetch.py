@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from kvproof.impl.vllm import download, fetch, wheel
 from kvproof.impl.vllm.fetch import FetchError, release_tree
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvproof import scenario_file
 from kvproof.spec.config import Config, Group
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Action, Scenario, ScenarioError
-
-from kvproof import scenario_file
 
 SCENARIO = Scenario(
     Config(

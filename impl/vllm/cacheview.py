@@ -150,8 +150,8 @@ class CacheView:
                         owned.setdefault(block.block_id, set()).add(name)
         return owned
 
-    def sharers(self, block: int, owned: dict[int, set[str]]) -> set[str]:
-        """Who else's table holds a block that is being written, so that the write would be seen.
+    def sharers(self, block: int, writer: str, owned: dict[int, set[str]]) -> set[str]:
+        """Whose tables hold a block that ``writer`` is writing, as far as they would see a write that they should not.
 
         An attention block that this very step completes and keys may be shared within the step: in every layer the
         keys and values are written before any are read. Recurrent blocks have no such order.
@@ -159,7 +159,7 @@ class CacheView:
         holders = owned.get(block, set())
         if len(holders) > 1 and self.pending(block) and not self.broken_keys(block):
             if all(self.config.groups[key.group].kind != "mamba" for key in self.keys(block)):
-                return set()
+                return {writer}
         return holders
 
     def requests(self) -> Mapping[str, RunningRequest]:

@@ -107,13 +107,13 @@ class Device:
         states_of: Callable[[str], Sequence[State]],
         sampler: Callable[[str, int, list[int], bool], Sampled],
         loads: Sequence[Load],
-        owners: Callable[[int], set[str]],
+        owners: Callable[[int, str], set[str]],
         foreign_keys: Callable[[int], Sequence[State]],
     ) -> tuple[dict[str, Sampled], list[Forward]]:
         """Run one scheduler output. Returns what was sampled and what was read and written, per request.
 
-        ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block)`` and ``foreign_keys(block)`` let the
-        writes be judged: who else's table holds the block, and which of its keys its content no longer matches.
+        ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block, writer)`` and ``foreign_keys(block)`` let
+        the writes be judged: whose tables hold the block, and which of its keys its content no longer matches.
         """
         self._forget(output)
         for block in output.new_block_ids_to_zero or ():
@@ -148,7 +148,7 @@ class Device:
                     prefill_end=row.worker.prefill,
                     reads=reads[name],
                     writes=tuple(
-                        Write(name, group, block, slot, state, len(owners(block)), not owners(block) - {name},
+                        Write(name, group, block, slot, state, len(owners(block, name)), not owners(block, name) - {name},
                               tuple(foreign_keys(block)))
                         for group, block, slot, state in written[name]
                     ),

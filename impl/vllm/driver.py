@@ -201,7 +201,7 @@ class Driver:
             lambda name: self._view.sequences[name].states,
             sampler,
             self.store.due_now(),
-            lambda block: self._view.sharers(block, owners),
+            lambda block, writer: self._view.sharers(block, writer, owners),
             self._view.broken_keys,
         )
         arrived = self.store.arrived()

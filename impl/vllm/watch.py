@@ -15,12 +15,18 @@ from kvproof.impl.vllm.cacheview import CacheView
 from kvproof.impl.vllm.connector import Store
 from kvproof.spec.config import Config
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
+from kvproof.spec.view import NULL
 
 _RECORDED_BY_ESTIMATES = ("_checkpoints", "_num_checkpoint_blocks")
 
 
 def _ids(blocks: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(block.block_id for block in group) for group in blocks)
+
+
+def _passed(manager: Any, computed: int) -> int:
+    """How many leading slots a request with ``computed`` tokens needs no more: hits there are not adopted."""
+    return max(0, int(manager.get_num_skipped_tokens(computed))) // int(manager.block_size)
 
 
 class Watch:
@@ -146,7 +152,7 @@ class Watch:
 
     def _group_estimate(self, original: Any, group: int, manager: Any, *args: Any, **kwargs: Any) -> int:
         total = int(original(*args, **kwargs))
-        request, _, hits, _, local = args[:5]
+        request, _, hits, computed, local = args[:5]
         dry = bool(kwargs.get("apply_admission_cap", False))
         recurrent = self.config.groups[group].kind == "mamba"
         held = len(manager.req_to_blocks.get(request, ()))
@@ -155,7 +161,7 @@ class Watch:
             GroupEstimate(
                 group=group,
                 total=total,
-                evictable=sum(b.ref_cnt == 0 and not b.is_null for b in hits),
+                evictable=sum(b.ref_cnt == 0 and not b.is_null for b in hits[_passed(manager, computed) :]),
                 deferred=recurrent and total > self.view.num_blocks,
                 partial=(len(hits) > 0 and local % manager.block_size != 0) or request in manager._partial_hit_reqs,
                 checkpoint=recurrent and self.config.checkpoint_blocks > 0 and (dry or due),
@@ -171,7 +177,7 @@ class Watch:
         dry = bool(kwargs.get("apply_admission_cap", False))
         before = self._fingerprint() if dry else {}
         total = original(**kwargs)
-        changed = ()
+        changed: tuple[str, ...] = ()
         if dry:
             after = self._fingerprint()
             changed = tuple(name for name in before if before[name] != after[name])
@@ -266,12 +272,16 @@ class Watch:
         last = self._lookup.get(name)
         if local + external == 0 or blocks is None:
             return
+        adopted = []
+        for manager, ids in zip(self.coordinator.single_type_managers, _ids(blocks.blocks), strict=True):
+            passed = min(_passed(manager, local + external), len(ids))
+            adopted.append((*[NULL] * passed, *ids[passed:]))
         self.emit(
             Resume(
                 request=name,
                 local=local,
                 external=external,
-                blocks=_ids(blocks.blocks),
+                blocks=tuple(adopted),
                 hit=last.tokens if last is not None else 0,
                 offered=self.store.offered.get(name, 0),
                 diverged=last is not None and last.diverged,

@@ -19,8 +19,11 @@ Identity = tuple[str, str]
 
 
 class Watcher(Protocol):
-    """What judges a run: called with every observation. Raises ``InvariantBroken`` for a violation that stops the run and
-    ``RunSpoiled`` for a known one after which nothing more can be judged."""
+    """What judges a run: called with every observation.
+
+    Raises ``InvariantBroken`` for a violation that stops the run and ``RunSpoiled`` for a known one after which nothing
+    more can be judged.
+    """
 
     def __call__(self, observation: Observation, /) -> None: ...
 
@@ -28,7 +31,8 @@ class Watcher(Protocol):
     def evaluations(self) -> Mapping[str, int]: ...
 
     @property
-    def violations(self) -> Sequence[Violation]: ...
+    def violations(self) -> Sequence[Violation]:
+        """All so far, in order, those that stopped the run included."""
 
 
 Watchers = Callable[[frozenset[Identity], bool], Watcher]
@@ -40,8 +44,8 @@ Tap = Callable[[Observation], None]
 class Run:
     """One engine, and what was done to it and seen so far.
 
-    ``over`` is set when nothing more can come of it: ``broken`` (a violation stopped it), ``spoiled`` (a known one did),
-    or ``error`` (the checker itself failed; its traceback's last lines).
+    ``over`` is set when nothing more can come of it: ``broken`` (a violation stopped it), ``spoiled`` (a known one
+    did), or ``error`` (the checker itself failed: how, and where).
     """
 
     def __init__(self, subject: Subject, config: Config, watcher: Watcher, tap: Tap | None = None) -> None:
@@ -52,6 +56,7 @@ class Run:
         self.events: Counter[str] = Counter()
         self.steps = 0
         self.over = False
+        self.draining = False
         self.broken: Violation | None = None
         self.spoiled = False
         self.error = ""
@@ -79,6 +84,7 @@ class Run:
     def drain(self) -> None:
         """Let everything finish, so that what is left over is judged. Ends the run."""
         if not self.over:
+            self.draining = True
             self._guard(self._drain)
             self.over = True
 

@@ -25,7 +25,7 @@ class Host(Protocol):
     """Who runs the machine: starts runs, and keeps what they found."""
 
     def open(self, setup: Setup) -> tuple[Setup, Run]:
-        """Start a run (the setup comes back with defaults filled in). :class:`ConfigError` where the subject refuses."""
+        """Start a run; the setup comes back with defaults filled in. :class:`ConfigError` where the subject refuses."""
 
     def close(self, setup: Setup, run: Run) -> None:
         """The run is over: account for it."""
@@ -210,7 +210,7 @@ class CacheMachine(RuleBasedStateMachine):
     def abort(self, dice: Dice) -> None:
         self._do([Action("abort", self._target(dice))])
 
-    @precondition(lambda self: bool(self.prompts))
+    @precondition(lambda self: self.setup is not None and self.setup.resets and bool(self.prompts))
     @rule()
     def reset(self) -> None:
         self._do([Action("reset")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,9 +54,7 @@ def replay(
     where: list[int] = []
 
     def note(index: int) -> None:
-        seen = list(watcher.violations) + ([run.broken] if run.broken not in (None, *watcher.violations) else [])
-        for violation in seen[len(where) :]:
-            assert violation is not None
+        for violation in watcher.violations[len(where) :]:
             where.append(index)
             timeline.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
 
@@ -74,12 +71,14 @@ def replay(
         note(len(scenario.actions))
     if run.error:
         timeline.say(f"the checker failed: {run.error}")
-    violations = tuple(watcher.violations)
-    if run.broken is not None and run.broken not in violations:
-        violations = (*violations, run.broken)
-    spoiled = run.spoiled or run.broken is not None
     return Replay(
-        violations, tuple(where), Counter(watcher.evaluations), run.steps, "\n".join(timeline.lines), spoiled, run.error
+        violations=tuple(watcher.violations),
+        actions=tuple(where),
+        evaluations=dict(watcher.evaluations),
+        steps=run.steps,
+        text="\n".join(timeline.lines),
+        spoiled=run.spoiled or run.broken is not None,
+        error=run.error,
     )
 
 

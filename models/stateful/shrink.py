@@ -1,7 +1,7 @@
 """Making a scenario small, as data: fewer actions first, then fewer tokens, then a plainer configuration.
 
-Hypothesis shrinks the choices it made; this shrinks what they came to, which goes further (two runs of steps become one,
-a sibling becomes a stranger, a whole configuration halves). Every candidate is run, and kept only if the very same
+Hypothesis shrinks the choices it made; this shrinks what they came to, which goes further (two runs of steps become
+one, a sibling becomes a stranger, a whole configuration halves). Every candidate is run, and kept only if the very same
 finding shows again.
 """
 
@@ -17,9 +17,13 @@ from kvproof.spec.config import Config, Group
 from kvproof.spec.scenario import Action, Scenario
 
 Reproduces = Callable[[Scenario], int | None]
-"""Index of the action during which a candidate shows the finding (its number of actions: while draining), or ``None``."""
+"""Index of the action during which a candidate shows the finding (one more than the last: while draining), or none."""
 
 Size = tuple[int, ...]
+
+DRAINING_STEPS = 200
+SMALLEST_BLOCK = 4
+"""Smaller blocks would make for smaller numbers, but not for a scenario that is easier to read."""
 
 _PLAIN = Config(groups=(), num_blocks=0, hash_unit=0, step_tokens=0)
 _SIZES = frozenset({"groups", "num_blocks", "hash_unit", "step_tokens"})
@@ -47,56 +51,74 @@ def size(scenario: Scenario) -> Size:
     )
 
 
-def shrink(scenario: Scenario, reproduces: Reproduces, attempts: int) -> tuple[Scenario, int, int]:
-    """The smallest scenario found that shows the same finding, the action that shows it, and the attempts used.
-
-    ``scenario`` itself must reproduce (it is tried first; otherwise it comes back unchanged with action −1). At most
-    ``attempts`` candidates are run. Every accepted candidate is strictly smaller by :func:`size`, so it terminates.
-    """
-    reducer = _Reducer(scenario, reproduces, attempts)
-    if reducer.action < 0:
-        return scenario, -1, 1
-    with contextlib.suppress(_Spent):
-        reducer.reduce()
-    named = renamed(reducer.best)
-    if named != reducer.best and reproduces(named) == reducer.action:
-        return named, reducer.action, reducer.used + 1
-    return reducer.best, reducer.action, reducer.used
-
-
 class _Spent(Exception):
     """The attempts are used up."""
 
 
-class _Reducer:
+class Reducer:
+    """Reduces one scenario. ``best`` is the smallest so far, ``action`` the index of the action that shows the finding.
+
+    At most ``attempts`` candidates are run. Each that is kept is strictly smaller by :func:`size`, so it terminates.
+    """
+
     def __init__(self, scenario: Scenario, reproduces: Reproduces, attempts: int) -> None:
         self.best, self.action = scenario, -1
-        self.used, self.attempts = 1, attempts
+        self.used, self.attempts = 0, attempts
+        self.reproduced: bool | None = None
+        self._may_drain = True
         self._reproduces = reproduces
         self._tried: set[Scenario] = {scenario}
-        action = reproduces(scenario)
-        if action is not None:
-            self._keep(scenario, action)
+        self._stop: Callable[[], bool] = bool
+
+    def reduce(self, stop: Callable[[], bool] = bool) -> Scenario:
+        """The smallest scenario found. ``stop`` is asked before each attempt.
+
+        The scenario itself is tried first; where it doesn't show the finding, it comes back as it is and ``action``
+        stays −1. May be interrupted at any point: ``best`` and ``action`` always belong together.
+        """
+        self._stop = stop
+        action = self._reproduces(self.best)
+        self.used, self.reproduced = 1, action is not None
+        if action is None:
+            return self.best
+        self._keep(self.best, action)
+        with contextlib.suppress(_Spent):
+            self._step_instead_of_draining()
+            self._passes()
+        named = renamed(self.best)
+        if named != self.best and self._reproduces(named) == self.action:
+            self.best = named
+        return self.best
 
     def _keep(self, scenario: Scenario, action: int) -> None:
         """Everything after the action that shows the finding is dropped at once."""
-        self.best = replace(scenario, actions=scenario.actions[: action + 1])
-        self.action = min(action, len(self.best.actions))
+        self.best, self.action = replace(scenario, actions=scenario.actions[: action + 1]), action
 
-    def try_(self, candidate: Scenario) -> bool:
+    def _step_instead_of_draining(self) -> None:
+        """What shows only while the engine drains may be a matter of time: then say so, as steps."""
+        while_draining = self.action == len(self.best.actions)
+        if while_draining:
+            longer = replace(self.best, actions=(*self.best.actions, Action("step", times=DRAINING_STEPS)))
+            action = self._reproduces(longer)
+            if action is not None and action < len(longer.actions):
+                self._keep(longer, action)
+                while_draining = False
+        self._may_drain = while_draining
+
+    def _try(self, candidate: Scenario) -> bool:
         if candidate in self._tried or not size(candidate) < size(self.best) or candidate.config.problem() is not None:
             return False
-        if self.used >= self.attempts:
+        if self.used >= self.attempts or self._stop():
             raise _Spent
         self._tried.add(candidate)
         self.used += 1
         action = self._reproduces(candidate)
-        if action is None:
+        if action is None or (action == len(candidate.actions) and not self._may_drain):
             return False
         self._keep(candidate, action)
         return True
 
-    def reduce(self) -> None:
+    def _passes(self) -> None:
         while True:
             before = self.best
             self._delete()
@@ -113,7 +135,7 @@ class _Reducer:
         """Go through the candidates; after a success go on with those of the new best, skipping what was tried."""
         again = True
         while again:
-            again = any(self.try_(candidate) for candidate in candidates(self.best))
+            again = any(self._try(candidate) for candidate in candidates(self.best))
 
     def _delete(self) -> None:
         """Runs of actions, half of them first, then ever fewer."""
@@ -122,7 +144,7 @@ class _Reducer:
             start = len(self.best.actions) - length
             while start >= 0:
                 actions = self.best.actions
-                self.try_(self._with(actions[:start] + actions[start + length :]))
+                self._try(self._with(actions[:start] + actions[start + length :]))
                 start = min(start - length, len(self.best.actions) - length)
             length //= 2
 
@@ -144,7 +166,7 @@ class _Reducer:
                             (*actions[:index], joined, *rest),
                             (*actions[:index], *between, joined, *actions[j + 1 :]),
                         )
-                        if any(self.try_(self._with(option)) for option in options):
+                        if any(self._try(self._with(option)) for option in options):
                             merged = True
                             break
                     if merged:
@@ -218,7 +240,8 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
         changes.append({"speculative": 1})
     for change in changes:
         plainer = replace(config, **change)
-        if plainer.groups:
+        # A cache without attention is nobody's.
+        if any(group.kind == "full" for group in plainer.groups):
             yield replace(scenario, config=plainer)
 
 
@@ -247,8 +270,8 @@ def _scaled(scenario: Scenario) -> Iterator[Scenario]:
         return -(-value // 2)
 
     config = scenario.config
-    sizes = [g.block_size for g in config.groups] + [config.hash_unit]
-    if any(s % 2 for s in sizes):
+    sizes = [g.block_size for g in config.groups]
+    if any(s % 2 for s in (*sizes, config.hash_unit)) or min(sizes) < 2 * SMALLEST_BLOCK:
         return
     groups: tuple[Group, ...] = tuple(
         replace(g, block_size=g.block_size // 2, window=half(g.window)) for g in config.groups

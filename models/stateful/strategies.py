@@ -5,11 +5,12 @@ two of the blocks, a hit that stops inside a block. So sizes are small, lengths 
 boundary, budgets lie just below, at or above a block, and pools come in three classes. A pool within two blocks of
 what fits is a class of its own: mixed into ordinary runs it would drown everything else in refusals.
 
-Everything is ordered simple first, since that is where Hypothesis shrinks to: one attention and one recurrent group with
-blocks of 4, a roomy pool, no drafts, no connector, nothing forced.
+Everything is ordered simple first, since that is where Hypothesis shrinks to: one attention and one recurrent group
+with blocks of 4, a roomy pool, no drafts, no connector, nothing forced.
 
-A choice costs Hypothesis 50 µs and more, as much as a good part of an engine step. So a whole configuration, or all that
-one action needs, is a single draw of bytes (:class:`Dice`), each of which picks from a menu and shrinks to its first entry.
+A choice costs Hypothesis 50 µs and more, as much as a good part of an engine step. So a whole configuration, or all
+that one action needs, is a single draw of bytes (:class:`Dice`), each of which picks from a menu and shrinks to its
+first entry.
 """
 
 from __future__ import annotations
@@ -52,13 +53,15 @@ class Setup:
     """One run before its first action.
 
     ``reach`` is the longest prompt in scheduler blocks. ``by_default`` says that retention is left to the subject's own
-    default. ``forced`` allows actions that come from outside the scheduler.
+    default. ``resets`` lets the operator clear the cache (in most runs nobody does: it undoes what a run built up).
+    ``forced`` allows actions that come from outside the scheduler.
     """
 
     config: Config
     reach: int
     pool: Pool = "roomy"
     by_default: bool = True
+    resets: bool = False
     forced: bool = False
 
     def resolved(self, default_retention: Retention) -> Setup:
@@ -101,6 +104,7 @@ def setups() -> SearchStrategy[Setup]:
 def _setup(dice: Dice) -> Setup:
     pick = dice.pick
     forced = pick(False, False, False, False, True)
+    resets = pick(False, False, True)
     pool: Pool = pick("roomy", "roomy", "pressed", "pressed", "tight")
     kinds = pick(*_SHAPES)
     attention = pick(4, 4, 8, 16, 2)
@@ -134,7 +138,7 @@ def _setup(dice: Dice) -> Setup:
     one = peak_blocks(config, reach * block + block)
     blocks = {"roomy": 3 * one, "pressed": one + dice.up_to(min(one, 255)), "tight": one + pick(0, 1, -1, 2, -2)}[pool]
     config = replace(config, num_blocks=max(1 + blocks, config.smallest_pool()))
-    return Setup(config, reach, pool, retention == "default", forced)
+    return Setup(config, reach, pool, retention == "default", resets, forced)
 
 
 def _groups(
@@ -222,7 +226,7 @@ class Menu:
         return [(), (0,), (k,), (1,), (0, k), (k, 0, 1), (1, k)] if k else [()]
 
     def external(self, dice: Dice, shared: int, length: int) -> int:
-        """How many of a prompt's tokens the store holds: none, or shorter than, equal to or longer than what is shared."""
+        """How many of a prompt's tokens the store holds: none, or less than, as many as or more than what is shared."""
         if self.setup.config.connector == "none":
             return 0
         floor = shared // self.block * self.block

@@ -1,0 +1,66 @@
+"""What an entry of the catalogue is: a rule in words, the predicate that judges it, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from kvproof.spec.events import Drained, Observation
+from kvproof.spec.finding import Violation
+
+Verdict: TypeAlias = Sequence[Violation] | None
+"""``None``: nothing to judge (vacuous). Empty: judged, and it holds. Otherwise: everything that broke."""
+
+Predicate: TypeAlias = Callable[[Observation], Verdict]
+
+Scope = Literal["block", "slot", "request", "step", "state", "call"]
+"""What one evaluation is about: one block, table slot, request, engine step or call, or the whole state."""
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """One rule.
+
+    ``id`` is the family and a name (``SLOT.key-content``). ``statement`` is one plain sentence, ``why`` what a user
+    sees when it breaks, ``provenance`` the public numbers it comes from. ``events`` are the event types it judges.
+    ``contaminates`` tells whether what follows a violation in the same run is meaningless (a wrong content is copied
+    on, a broken count frees a block in use); otherwise judging may go on.
+    """
+
+    id: str
+    statement: str
+    why: str
+    provenance: tuple[str, ...]
+    scope: Scope
+    events: tuple[type[object], ...]
+    predicate: Predicate
+    contaminates: bool
+
+    @property
+    def family(self) -> str:
+        """``SLOT``, ``ADMIT``, ``REF``, ``HIT`` or ``FLOW``: what a subject can show is said by family."""
+        return self.id.partition(".")[0]
+
+
+def violation(invariant: str, cause: str, witness: str, **where: str | int) -> Violation:
+    """A :class:`Violation`; the keywords (``block``, ``slot``, ``group``, ``request``) become its ``where``."""
+    return Violation(invariant, cause, witness, tuple(where.items()))
+
+
+def at(**where: str | int) -> dict[str, str | int]:
+    """Where a violation is, as keywords for :func:`violation`."""
+    return where
+
+
+def due_blocks(observation: Observation) -> Iterable[int]:
+    """The blocks to judge: all of them once everything has ended (an audit), else those the step touched."""
+    view = observation.view
+    if isinstance(observation.event, Drained):
+        return range(1, view.num_blocks)
+    return sorted(view.touched())
+
+
+def ceil_div(tokens: int, block: int) -> int:
+    """How many blocks of ``block`` tokens hold ``tokens`` tokens."""
+    return -(-tokens // block)

@@ -1,0 +1,232 @@
+"""REF: references, holders, the free queue, and the two directions of the key map."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from kvproof.invariants.invariant import Invariant, Verdict, due_blocks, violation
+from kvproof.spec.events import Drained, Observation, StepEnd
+from kvproof.spec.finding import Violation
+from kvproof.spec.tracer import show
+from kvproof.spec.view import NULL
+
+SMALL_POOL = 512
+"""References in pools up to this size are judged whole after every step; in larger ones where the step touched them."""
+
+
+def _blocks(observation: Observation) -> Iterable[int]:
+    view = observation.view
+    return range(1, view.num_blocks) if view.num_blocks <= SMALL_POOL else due_blocks(observation)
+
+
+def references(observation: Observation) -> Verdict:
+    view = observation.view
+    held: Counter[int] = Counter(holder.block for holder in view.holders())
+    broken: list[Violation] = []
+    blocks = _blocks(observation)
+    for block in blocks:
+        counted = view.references(block)
+        if counted == held[block]:
+            continue
+        names = [holder.owner for holder in view.holders() if holder.block == block]
+        kinds = sorted({_holder_kind(name) for name in names})
+        if counted < 0:
+            cause = "count-below-zero"
+        elif counted > held[block]:
+            cause = "count-exceeds-holders"
+        else:
+            cause = f"count-below-holders-{'-and-'.join(kinds)}"
+        witness = f"block {block} counts {counted} references, held by: {', '.join(names) or 'nobody'}"
+        broken.append(violation("REF.references", cause, witness, block=block))
+    return broken if view.num_blocks > 1 else None
+
+
+def _holder_kind(owner: str) -> str:
+    """``table r1/0`` → ``table``; ``copy source`` stays, as a slug."""
+    return "table" if owner.startswith("table ") else owner.replace(" ", "-")
+
+
+def queue(observation: Observation) -> Verdict:
+    view = observation.view
+    free = set(view.free_queue())
+    broken: list[Violation] = []
+    for block in _blocks(observation):
+        counted = view.references(block)
+        if (counted == 0) != (block in free):
+            cause = "free-but-not-queued" if counted == 0 else "queued-while-referenced"
+            where = "in" if block in free else "not in"
+            witness = f"block {block} has {counted} references and is {where} the free queue"
+            broken.append(violation("REF.queue", cause, witness, block=block))
+    return broken if view.num_blocks > 1 else None
+
+
+def queue_shape(observation: Observation) -> Verdict:
+    view = observation.view
+    walked, said, fault = len(view.free_queue()), view.free_count(), view.queue_fault()
+    if fault:
+        return (violation("REF.queue-shape", "links-broken", fault),)
+    if walked != said:
+        cause = "count-exceeds-queue" if said > walked else "count-below-queue"
+        witness = f"the cache counts {said} free blocks, its queue has {walked}"
+        return (violation("REF.queue-shape", cause, witness),)
+    return ()
+
+
+def double_free(observation: Observation) -> Verdict:
+    view = observation.view
+    walked = view.free_queue()
+    if not walked:
+        return None
+    if len(set(walked)) == len(walked):
+        return ()
+    return [
+        violation("REF.double-free", "block-queued-twice", f"block {block} is {n} times in the free queue", block=block)
+        for block, n in Counter(walked).items()
+        if n > 1
+    ]
+
+
+def null(observation: Observation) -> Verdict:
+    view = observation.view
+    broken = []
+    if NULL in view.free_queue():
+        broken.append(violation("REF.null", "null-queued", "the null block is in the free queue", block=NULL))
+    for key in view.keys(NULL):
+        witness = f"the null block is keyed as {show(key.state)} for group {key.group}"
+        broken.append(violation("REF.null", "null-keyed", witness, block=NULL, group=key.group))
+    return broken
+
+
+def null_count(observation: Observation) -> Verdict:
+    counted = observation.view.references(NULL)
+    if counted == 0:
+        return ()
+    cause = "null-count-negative" if counted < 0 else "null-count-positive"
+    return (violation("REF.null-count", cause, f"the null block counts {counted} references", block=NULL),)
+
+
+def keys_map(observation: Observation) -> Verdict:
+    view = observation.view
+    blocks = set(due_blocks(observation))
+    mapped = {
+        (group, state, block)
+        for (group, state), there in view.lookup_map().items()
+        for block in there
+        if block in blocks
+    }
+    carried = {(key.group, key.state, block) for block in blocks for key in view.keys(block)}
+    broken: list[Violation] = []
+    for group, state, block in carried - mapped:
+        witness = f"block {block} carries the key {show(state)} of group {group}, which no lookup would find"
+        broken.append(violation("REF.keys-map", "key-not-in-map", witness, block=block, group=group))
+    for group, state, block in mapped - carried:
+        witness = f"a lookup of {show(state)} in group {group} finds block {block}, which does not carry that key"
+        broken.append(violation("REF.keys-map", "map-without-key", witness, block=block, group=group))
+    return broken if mapped or carried else None
+
+
+def drained(observation: Observation) -> Verdict:
+    view = observation.view
+    broken = [
+        violation("REF.drained", "references-left", f"nothing runs, yet block {b} has {n} references", block=b)
+        for b in range(1, view.num_blocks)
+        if (n := view.references(b)) != 0
+    ]
+    if view.free_count() != view.num_blocks - 1:
+        witness = f"nothing runs, yet only {view.free_count()} of {view.num_blocks - 1} blocks are free"
+        broken.append(violation("REF.drained", "pool-not-full", witness))
+    for line in view.bookkeeping():
+        # Group and request change from run to run, the kind of record does not.
+        record = re.sub(r"[^a-z0-9]+", "-", re.sub(r" of group \d+", "", line.partition(":")[0]).lower()).strip("-")
+        broken.append(violation("REF.drained", f"record-left-{record}", f"nothing runs, yet a record is left: {line}"))
+    return broken
+
+
+_EACH_STEP = (StepEnd, Drained)
+
+ENTRIES = (
+    Invariant(
+        id="REF.references",
+        statement="A block's reference count is the number of its holders: table slots, both ends of copies that have "
+        "not run, pins and deferred frees.",
+        why="Too low, a block in use is evicted and overwritten; too high, it is lost to the pool for ever.",
+        provenance=("PR 42612", "issue 42571", "issue 43884", "PR 44409"),
+        scope="block",
+        events=_EACH_STEP,
+        predicate=references,
+        contaminates=True,
+    ),
+    Invariant(
+        id="REF.queue",
+        statement="A block is in the free queue exactly when it has no references.",
+        why="A block in use is handed to another request, or a free one is never used again.",
+        provenance=("PR 42612", "issue 43884"),
+        scope="block",
+        events=_EACH_STEP,
+        predicate=queue,
+        contaminates=True,
+    ),
+    Invariant(
+        id="REF.queue-shape",
+        statement="The free queue is well linked, and the free count is the number of blocks in it.",
+        why="Admission counts on blocks that are not there.",
+        provenance=("PR 42612", "issue 42571"),
+        scope="state",
+        events=_EACH_STEP,
+        predicate=queue_shape,
+        contaminates=True,
+    ),
+    Invariant(
+        id="REF.double-free",
+        statement="No block is in the free queue twice.",
+        why="Two requests get the same block and overwrite each other.",
+        provenance=("PR 42612", "issue 42571", "PR 42615"),
+        scope="state",
+        events=_EACH_STEP,
+        predicate=double_free,
+        contaminates=True,
+    ),
+    Invariant(
+        id="REF.null",
+        statement="The null block is never in the free queue and never carries a key.",
+        why="A placeholder is handed out as memory, or hit as content.",
+        provenance=("PR 34418",),
+        scope="block",
+        events=_EACH_STEP,
+        predicate=null,
+        contaminates=True,
+    ),
+    Invariant(
+        id="REF.null-count",
+        statement="The null block is never counted.",
+        why="Nothing by itself: a count that drifts hides real errors in sums over all blocks.",
+        provenance=("in releases up to 0.32.0 the count drifts below zero",),
+        scope="block",
+        events=_EACH_STEP,
+        predicate=null_count,
+        contaminates=False,
+    ),
+    Invariant(
+        id="REF.keys-map",
+        statement="A block carries a key exactly when a lookup of that key can return the block.",
+        why="A hit returns a block that holds something else, or a cached block can't be hit or evicted cleanly.",
+        provenance=("PR 34418",),
+        scope="state",
+        events=_EACH_STEP,
+        predicate=keys_map,
+        contaminates=True,
+    ),
+    Invariant(
+        id="REF.drained",
+        statement="When nothing runs, no block but the null block is referenced, the pool is full, and no per-request "
+        "record is left.",
+        why="Blocks or host memory leak until the server is restarted.",
+        provenance=("PR 42612", "PR 44490", "issue 44175"),
+        scope="state",
+        events=(Drained,),
+        predicate=drained,
+        contaminates=True,
+    ),
+)

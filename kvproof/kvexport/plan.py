@@ -1,0 +1,114 @@
+"""What a test needs: which check shows the violation, and which parts of an engine the scenario uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvproof.spec.finding import Violation
+from kvproof.spec.scenario import Action, Scenario, ScenarioError
+
+Check = Literal[
+    "crash",
+    "keys",
+    "reads",
+    "chunks",
+    "stall",
+    "bound",
+    "refused",
+    "exact",
+    "dry-real",
+    "dry-pure",
+    "lookups",
+    "references",
+    "drained",
+    "null",
+]
+
+CHECKS: dict[str, Check] = {
+    "SLOT.key-content": "keys",
+    "SLOT.chunk-end": "chunks",
+    "SLOT.running-state": "reads",
+    "SLOT.attention-read": "reads",
+    "ADMIT.mamba-bound": "bound",
+    "ADMIT.refused-though-fits": "refused",
+    "ADMIT.exact": "exact",
+    "ADMIT.dry-real": "dry-real",
+    "ADMIT.dry-pure": "dry-pure",
+    "ADMIT.stall": "stall",
+    "REF.holders": "references",
+    "REF.queue": "references",
+    "REF.null": "null",
+    "REF.null-count": "null",
+    "REF.drained": "drained",
+    "HIT.limit": "lookups",
+    "HIT.only-recurrent-short": "crash",
+    "HIT.covers": "reads",
+    "HIT.resume-boundary": "reads",
+    "HIT.promises": "reads",
+    "FLOW.no-crash": "crash",
+}
+"""Which check shows a violation of an invariant. What a hit must bring is checked where it harms: when it is read."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One test. ``actions`` are those that count; ``drain`` is whether to finish everything after them.
+
+    ``recurrent`` and ``attention`` are the group kinds whose contents the test keeps an oracle of.
+    """
+
+    check: Check
+    actions: tuple[Action, ...]
+    drain: bool
+    recurrent: bool
+    attention: bool
+
+    @property
+    def content(self) -> bool:
+        return self.recurrent or self.attention
+
+    @property
+    def reads(self) -> bool:
+        return self.check == "reads"
+
+
+def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> Plan:
+    """The test that shows ``violation``. Raises :class:`ScenarioError` where no check fits it."""
+    check = choose(violation)
+    if check in ("keys", "reads") and violation is not None and "-window-" in f"-{violation.cause}-":
+        raise ScenarioError(f"a test keeps no convolution windows, so {violation.cause} has no pytest form: use --as text")
+    kinds = _kinds(scenario, violation) if check in ("keys", "reads") else set()
+    shown = 0 <= action < len(scenario.actions)
+    return Plan(
+        check=check,
+        actions=tuple(scenario.actions[: action + 1] if shown else scenario.actions),
+        drain=check == "drained" or (not shown and (action >= 0 or not _ends_with_steps(scenario))),
+        recurrent="mamba" in kinds,
+        attention=bool(kinds - {"mamba"}),
+    )
+
+
+def choose(violation: Violation | None) -> Check:
+    """Which check shows the violation."""
+    if violation is None:
+        return "drained"
+    check = CHECKS.get(violation.invariant)
+    if check is None or violation.cause == "cut-not-pure":
+        name = violation.cause if check else violation.invariant
+        raise ScenarioError(f"{name} has no pytest form yet: use --as text")
+    return check
+
+
+def _kinds(scenario: Scenario, violation: Violation | None) -> set[str]:
+    """The kinds of the groups that the violation is about; all where it does not say."""
+    group = dict(violation.where).get("group") if violation is not None else None
+    groups = scenario.config.groups
+    if isinstance(group, int) and 0 <= group < len(groups):
+        return {groups[group].kind}
+    return {g.kind for g in groups}
+
+
+def _ends_with_steps(scenario: Scenario) -> bool:
+    """Whether the scenario itself ends with steps, in which what it shows has had time to show."""
+    return bool(scenario.actions) and scenario.actions[-1].kind == "step"
