@@ -86,7 +86,10 @@ def mamba_bound(observation: Observation) -> Verdict:
         if config.groups[group.group].kind != "mamba" or deferred(group):
             continue
         judged = True
-        new, cap = group.total - group.evictable, int(mamba_cap(mamba_step(config, event, group)))
+        new = group.total - group.evictable
+        if new <= 1:
+            continue  # one running block is always due
+        cap = int(mamba_cap(mamba_step(config, event, group)))
         if new > cap:
             # A cap that grants the drafts once more than due is another fault than none at all.
             beyond = "-by-drafts" if new <= cap + config.speculative else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvproof.invariants.invariant import Invariant, Verdict, due_blocks, violation
 from kvproof.spec.events import Drained, Observation, StepEnd
@@ -48,11 +49,24 @@ def _holder_kind(owner: str) -> str:
     return "table" if owner.startswith("table ") else owner.replace(" ", "-")
 
 
+_walked: tuple[weakref.ref[Observation], Sequence[int]] | None = None
+
+
+def _free_queue(observation: Observation) -> Sequence[int]:
+    """The free queue, walked once for all rules that ask about the same observation."""
+    global _walked
+    last = _walked
+    if last is None or last[0]() is not observation:
+        # A weak reference: the view belongs to an engine, and must not be kept alive from here.
+        last = _walked = (weakref.ref(observation), observation.view.free_queue())
+    return last[1]
+
+
 def queue(observation: Observation) -> Verdict:
     view = observation.view
-    free = set(view.free_queue())
+    free = set(_free_queue(observation))
     broken: list[Violation] = []
-    for block in _blocks(observation):
+    for block in due_blocks(observation):
         counted = view.references(block)
         if (counted == 0) != (block in free):
             cause = "free-but-not-queued" if counted == 0 else "queued-while-referenced"
@@ -64,7 +78,7 @@ def queue(observation: Observation) -> Verdict:
 
 def queue_shape(observation: Observation) -> Verdict:
     view = observation.view
-    walked, said, fault = len(view.free_queue()), view.free_count(), view.queue_fault()
+    walked, said, fault = len(_free_queue(observation)), view.free_count(), view.queue_fault()
     if fault:
         return (violation("REF.queue-shape", "links-broken", fault),)
     if walked != said:
@@ -75,8 +89,7 @@ def queue_shape(observation: Observation) -> Verdict:
 
 
 def double_free(observation: Observation) -> Verdict:
-    view = observation.view
-    walked = view.free_queue()
+    walked = _free_queue(observation)
     if not walked:
         return None
     if len(set(walked)) == len(walked):
@@ -91,7 +104,7 @@ def double_free(observation: Observation) -> Verdict:
 def null(observation: Observation) -> Verdict:
     view = observation.view
     broken = []
-    if NULL in view.free_queue():
+    if NULL in _free_queue(observation):
         broken.append(violation("REF.null", "null-queued", "the null block is in the free queue", block=NULL))
     for key in view.keys(NULL):
         witness = f"the null block is keyed as {show(key.state)} for group {key.group}"
@@ -110,13 +123,15 @@ def null_count(observation: Observation) -> Verdict:
 def keys_map(observation: Observation) -> Verdict:
     view = observation.view
     blocks = set(due_blocks(observation))
+    carried = {(key.group, key.state, block) for block in blocks for key in view.keys(block)}
+    if not carried and not isinstance(observation.event, Drained):
+        return None  # building the map costs more than all other rules together
     mapped = {
         (group, state, block)
         for (group, state), there in view.lookup_map().items()
         for block in there
         if block in blocks
     }
-    carried = {(key.group, key.state, block) for block in blocks for key in view.keys(block)}
     broken: list[Violation] = []
     for group, state, block in carried - mapped:
         witness = f"block {block} carries the key {show(state)} of group {group}, which no lookup would find"

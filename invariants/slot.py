@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kvproof.invariants.content import Mismatch, key_mismatch, relation, token_relation
 from kvproof.invariants.invariant import Invariant, Verdict, at, ceil_div, due_blocks, violation
 from kvproof.spec.config import Config
@@ -83,14 +85,21 @@ def key_slot(observation: Observation) -> Verdict:
     return broken if judged else None
 
 
+_may_end = lru_cache(maxsize=1 << 14)(may_end_at)
+"""The rule, remembered: a run asks about the same few chunks again and again."""
+
+
 def chunk_end(observation: Observation) -> Verdict:
     event, config = observation.event, observation.view.config
     block, unit = config.mamba_block, config.hash_unit
     if not isinstance(event, Split) or event.granted <= 0 or event.start >= event.prefill_end or not block:
         return None
     start, end = event.start, event.start + event.granted
+    if _may_end(block, unit, start, end, event.prefill_end, event.stops, event.limit, False):
+        return ()
+    # Only an export makes a difference from here on, and whether one is possible takes longer to tell.
     exports = config.checkpoint_blocks > 0 and may_export(config, start, end)
-    if may_end_at(block, unit, start, end, event.prefill_end, event.stops, event.limit, exports):
+    if exports and _may_end(block, unit, start, end, event.prefill_end, event.stops, event.limit, True):
         return ()
     crosses = start % block != 0 and end > (start // block + 1) * block
     what = f"the chunk [{start}, {end}) of {event.request}'s prefill to {event.prefill_end}, block {block},"
@@ -285,8 +294,7 @@ ENTRIES = (
     ),
     Invariant(
         id="SLOT.key-length",
-        statement="A key's noted length is that of its prefix, and lies on a block boundary, or on a hash unit where "
-        "partial hits are on.",
+        statement="The length that a cache notes for a key is that of its prefix, and a whole number of hash units.",
         why="A hit of that length restores something else than it counts as computed.",
         provenance=("PR 51614", "PR 55601"),
         scope="block",

@@ -24,10 +24,12 @@ from kvproof.spec.scenario import Scenario
 
 
 class NewFinding(msgspec.Struct, frozen=True):
-    """A finding nobody recorded. ``finding`` is ``Finding.to_dict()``; ``file`` is where it is kept, if it is."""
+    """A finding nobody recorded. ``finding`` is ``Finding.to_dict()``; ``file`` is where it is kept, if it is; ``seen``
+    is after how many seconds the campaign first came across it."""
 
     finding: dict[str, Any]
     file: str
+    seen: float | None = None
 
     @property
     def invariant(self) -> str:
@@ -103,7 +105,7 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
         families=sorted(subject.families()),
         evaluations=dict(campaign.evaluations),
         coverage=dict(campaign.coverage),
-        findings=[_keep(finding, options.out, target, progress) for finding in new],
+        findings=[_keep(f, options.out, target, progress, first_seen.get(f.violation.identity)) for f in new],
         known=[
             KnownFinding(
                 r.invariant, r.cause, r.status, r.reference, r.reasoning, r.scenario, first_seen.get(r.identity)
@@ -123,15 +125,17 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"can't keep findings in {folder}: {place} is not a folder")
 
 
-def _keep(finding: Finding, out: Path, target: subjects.Target, progress: engines.Progress) -> NewFinding:
+def _keep(
+    finding: Finding, out: Path, target: subjects.Target, progress: engines.Progress, seen: float | None
+) -> NewFinding:
     file = out / _file_name(finding, target)
     try:
         scenario_file.save(file, finding.scenario, finding)
     except OSError as error:
         # The finding is still printed in full: losing the file must not lose what was found.
         progress(f"can't keep {file}: {error.strerror or error}")
-        return NewFinding(finding.to_dict(), "")
-    return NewFinding(finding.to_dict(), str(file))
+        return NewFinding(finding.to_dict(), "", seen)
+    return NewFinding(finding.to_dict(), str(file), seen)
 
 
 def _file_name(finding: Finding, target: subjects.Target) -> str:

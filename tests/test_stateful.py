@@ -66,7 +66,9 @@ def test_a_healthy_engine_gives_no_finding() -> None:
     assert found.errors == ()
     assert found.steps >= 3000
     assert found.first_seen == {}
-    assert {"REF.references", "SLOT.key-content", "FLOW.no-crash"} <= {name for name, n in found.evaluations.items() if n}
+    assert {"REF.references", "SLOT.key-content", "FLOW.no-crash"} <= {
+        name for name, n in found.evaluations.items() if n
+    }
     for kind in ("submit", "step", "finish", "abort", "preempt", "evict", "reset"):
         assert found.coverage[f"action {kind}"] > 0
 
@@ -221,7 +223,7 @@ def test_a_scenario_is_reduced_to_what_matters() -> None:
     )
     scenario = Scenario(replace(CONFIG, speculative=2, connector="sync", retention=8), actions)
 
-    def reproduces(candidate: Scenario) -> int | None:
+    def reproduces(candidate: Scenario, drains: bool) -> int | None:
         """Somebody submits at least 13 tokens, three steps pass, and it is aborted."""
         waited = {}
         for index, action in enumerate(candidate.actions):
@@ -249,9 +251,9 @@ def test_a_scenario_is_reduced_to_what_matters() -> None:
 
 def test_reducing_stops_when_told_and_tells_what_does_not_reproduce() -> None:
     scenario = Scenario(CONFIG, (Action("submit", "r1", length=9, max_tokens=2), Action("step", times=5)))
-    few = Reducer(scenario, lambda candidate: len(candidate.actions) - 1, attempts=1)
+    few = Reducer(scenario, lambda candidate, drains: len(candidate.actions) - 1, attempts=1)
     assert few.reduce() == scenario
-    never = Reducer(scenario, lambda candidate: None, attempts=50)
+    never = Reducer(scenario, lambda candidate, drains: None, attempts=50)
     assert never.reduce() == scenario
     assert never.reproduced is False
     assert never.used == 1

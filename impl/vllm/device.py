@@ -272,6 +272,13 @@ class Device:
             window.window[shift] if window is not None and shift < len(window.window) else None,
         )
 
+    def _shifted(self, source: int, target: int, shift: int) -> tuple[State | None, ...]:
+        """``target``'s windows after ``source``'s buffer was copied there from row ``shift`` on: its last rows stay."""
+        rows = self.config.speculative + 1 - shift
+        moved = self.mamba[source].window[shift:] if source in self.mamba else ()
+        kept = self.mamba[target].window[rows:] if target in self.mamba else ()
+        return (*moved, *(None,) * (rows - len(moved)), *kept) if kept else moved
+
     def _move_state(self, row: _Row) -> None:
         if not self._mamba_groups:
             return
@@ -284,9 +291,8 @@ class Device:
         for group in self._mamba_groups:
             target = self._block(row, group, row.column)
             temporal, _ = self._content(row, group, before, shift)
-            source = self.mamba.get(self._block(row, group, before))
             if target > NULL:
-                self._set_mamba(target, temporal, source.window[shift:] if source is not None else ())
+                self._set_mamba(target, temporal, self._shifted(self._block(row, group, before), target, shift))
         worker.accepted = 1
 
     def _reads(self, row: _Row) -> list[Read]:
@@ -372,8 +378,7 @@ class Device:
         for group in self._mamba_groups:
             target = self._block(row, group, target_column)
             temporal, _ = self._content(row, group, row.column, shift)
-            source = self.mamba.get(self._block(row, group, row.column))
             if target > NULL:
-                self._set_mamba(target, temporal, source.window[shift:] if source is not None else ())
+                self._set_mamba(target, temporal, self._shifted(self._block(row, group, row.column), target, shift))
                 written.append((group, target, target_column, temporal))
         return written

@@ -1,8 +1,8 @@
 """A scenario as something another project can keep: one stand-alone pytest file, or text.
 
-The pytest file imports vLLM, pytest and the standard library, never kvproof. It holds only what its finding needs:
-the connector where there is one, drafts where there are any, and an oracle of the blocks' contents where content is what
-broke. One file serves the releases 0.26 … 0.33: it asks the imported release what its classes take.
+The pytest file imports vLLM, torch, pytest and the standard library, never kvproof. It holds only what its finding
+needs: the connector where there is one, drafts where there are any, and an oracle of the blocks' contents where content
+is what broke. One file serves the releases 0.26 … 0.33: it asks the imported release what its classes take.
 """
 
 from __future__ import annotations

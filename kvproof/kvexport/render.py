@@ -26,8 +26,16 @@ WATCHES = {
 }
 """Checks that wrap the scheduler's own methods, and the template that does it."""
 
-LOOKS = frozenset({"keys", "chunks", "stall", "references", "drained", "null"})
-"""Checks that look at the engine between calls."""
+LOOKS = {
+    "keys": "keys",
+    "chunks": "chunks",
+    "stall": "stall",
+    "references": "references",
+    "drained": "drained",
+    "null": "null",
+    "null-count": "null",
+}
+"""Checks that look at the engine between calls, and the template that does it."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,15 @@ def _values(plan: Plan, config: Config, violation: Violation | None, subject: st
         "drafter_groups": drafters,
         "dspark": marked and _may_be(subject, "0.29", "0.30"),
         "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
-        "model_type": "qwen3_next" if config.mamba_block else "qwen3",
         "retention": _retention(config),
         "watch": f"watch_{watch}.py.jinja" if watch else "",
         "watch_call": f"watch_{watch}(self.scheduler, self.faults)",
-        "check_template": f"check_{plan.check}.py.jinja" if plan.check in LOOKS else "",
+        "check_template": f"check_{LOOKS[plan.check]}.py.jinja" if plan.check in LOOKS else "",
         "bound_terms": _bound_terms(config, violation),
+        "steps": config.load_steps if config.connector == "async" else 1,
+        "loads": config.connector == "async" or (config.connector == "sync" and plan.content),
         "peak": _peak(config, plan.actions),
-        "constants": _constants(config, plan),
+        "constants": _constants(config, plan, marked),
         "calls": [_call(config, action) for action in plan.actions] + (["engine.drain()"] if plan.drain else []),
         "name": re.sub(r"\W+", "_", violation.invariant.lower()) if violation is not None else "scenario",
         "promise": wording.constant("PROMISE", wording.promise(violation)),
@@ -142,16 +151,12 @@ def _bound_terms(config: Config, violation: Violation | None) -> str:
     Charging the drafts once more than due is a fault of its own (cause ``…-by-drafts``): where it is not the one that
     was found, it is let pass.
     """
-    terms = ["1"]
-    if config.partial_hits:
-        terms.append("partial")
+    terms = ["1", "partial", "external"]
     if config.checkpoint_blocks:
         terms.append(str(config.checkpoint_blocks))
     if config.speculative:
         drafts_are_the_fault = violation is not None and violation.cause.endswith("-by-drafts")
         terms.append("(K if first else 0)" if drafts_are_the_fault else "K")
-    if config.connector != "none":
-        terms.append("external")
     return " + ".join(terms)
 
 
@@ -163,7 +168,7 @@ def _peak(config: Config, actions: tuple[Action, ...]) -> int:
     return max((peak_blocks(config, total) for total in totals), default=0)
 
 
-def _constants(config: Config, plan: Plan) -> list[str]:
+def _constants(config: Config, plan: Plan, marked: bool) -> list[str]:
     lines = []
     if config.scheduler_block != config.hash_unit:
         lines += [f"BLOCK, HASH_UNIT = {config.scheduler_block}, {config.hash_unit}  # tokens"]
@@ -178,6 +183,10 @@ def _constants(config: Config, plan: Plan) -> list[str]:
     ]
     if config.speculative:
         lines.append(f"K = {config.speculative}  # draft tokens")
+    if marked:
+        module = "vllm.model_executor.layers.mamba.checkpoint"
+        lines += ["# Whether the release tells MTP layers from the model's own: from 0.31."]
+        lines += [f'MARKED = bool(importlib.util.find_spec("{module}"))']
     groups = list(enumerate(config.groups))
     if plan.recurrent or plan.check in ("bound", "refused"):
         recurrent = [index for index, group in groups if group.kind == "mamba"]
@@ -194,13 +203,13 @@ def _constants(config: Config, plan: Plan) -> list[str]:
 
 
 def _call(config: Config, action: Action) -> str:
-    name = f'"{action.request}"'
+    name = wording.literal(action.request)
     if action.kind == "submit":
         length = min(action.length, config.max_model_len - 1)
         tokens = max(1, min(action.max_tokens, config.max_model_len - length))
         arguments = [name, f"length={length}", f"max_tokens={tokens}"]
         if action.base:
-            arguments += [f'base="{action.base}"', f"shared={min(action.shared, length)}"]
+            arguments += [f"base={wording.literal(action.base)}", f"shared={min(action.shared, length)}"]
         if config.connector != "none" and action.external:
             arguments.append(f"external={action.external}")
         return f"engine.submit({', '.join(arguments)})"

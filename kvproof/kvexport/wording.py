@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable
 
@@ -16,7 +17,7 @@ def headline(violation: Violation | None) -> str:
     """The docstring's first line."""
     if violation is None:
         return "A hybrid prefix cache scenario runs to its end and leaves nothing behind."
-    return f"Hybrid prefix cache: {violation.invariant} ({_safe(violation.cause)})."
+    return f"{violation.invariant}: {_safe(violation.cause)}."
 
 
 def explanation(scenario: Scenario, violation: Violation | None, subject: str) -> str:
@@ -63,9 +64,9 @@ def provenance(violation: Violation) -> str:
 def constant(name: str, text: str) -> str:
     """``name = text`` as source lines of at most the line length."""
     if len(name) + len(text) + 5 <= WIDTH:
-        return f"{name} = {_literal(text)}"
+        return f"{name} = {literal(text)}"
     lines = textwrap.wrap(text, WIDTH - 7, break_on_hyphens=False)
-    parts = [_literal(line + (" " if index < len(lines) - 1 else "")) for index, line in enumerate(lines)]
+    parts = [literal(line + (" " if index < len(lines) - 1 else "")) for index, line in enumerate(lines)]
     return "\n".join([f"{name} = (", *(f"    {part}" for part in parts), ")"])
 
 
@@ -81,6 +82,8 @@ def _safe(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''").rstrip('"')
 
 
-def _literal(text: str) -> str:
-    """A string literal in double quotes."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def literal(text: str) -> str:
+    """A string literal, in double quotes unless that needs backslashes and single ones do not."""
+    if '"' in text and "'" not in text:
+        return repr(text)
+    return json.dumps(text, ensure_ascii=False)

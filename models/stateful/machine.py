@@ -27,6 +27,9 @@ class Host(Protocol):
     def open(self, setup: Setup) -> tuple[Setup, Run]:
         """Start a run; the setup comes back with defaults filled in. :class:`ConfigError` where the subject refuses."""
 
+    def drains(self) -> bool:
+        """Whether a run that is at its end is drained."""
+
     def close(self, setup: Setup, run: Run) -> None:
         """The run is over: account for it."""
 
@@ -235,7 +238,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         run, self.run = self.run, None
         alive = not run.over
-        run.drain()
+        if self.host.drains():
+            run.drain()
         self.host.close(self.setup, run)
         if alive and run.broken is not None:
             raise broken_class(run.broken.identity)(run.broken.witness)

@@ -24,7 +24,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvproof.models.stateful.drive import Identity, Run, Watchers
 from kvproof.models.stateful.machine import Broken, CacheMachine
-from kvproof.models.stateful.shrink import Reducer, size
+from kvproof.models.stateful.shrink import Reducer, Reproduces, size
 from kvproof.models.stateful.strategies import Retention, Setup
 from kvproof.spec.config import ConfigError
 from kvproof.spec.finding import Finding, Violation
@@ -33,7 +33,7 @@ from kvproof.spec.subject import Subject
 
 RULES_A_RUN = 20
 RUNS_A_ROUND = 400
-SHRINKING_RUNS = 60
+SHRINKING_RUNS = 20
 """Runs that Hypothesis may spend on shrinking its choices before the scenario itself is reduced."""
 
 REDUCTION_ATTEMPTS = 600
@@ -66,6 +66,10 @@ class _Failure:
     violation: Violation
     scenario: Scenario
     action: int
+
+    @property
+    def draining(self) -> bool:
+        return self.action == len(self.scenario.actions)
 
 
 class Search:
@@ -172,6 +176,10 @@ class Search:
             self.tally.coverage["run refused"] += 1
             raise
 
+    def drains(self) -> bool:
+        """Shrinking what happens before the end, there is no need to see every run to its end."""
+        return not self._found or any(failure.draining for failure in self._found.values())
+
     def close(self, setup: Setup, run: Run) -> None:
         tally = self.tally
         for violation in run.watcher.violations:
@@ -196,16 +204,16 @@ class Search:
 
     # -- reducing -----------------------------------------------------------------------------------------------------
 
-    def _reproducer(self, identity: Identity, failure: _Failure) -> Callable[[Scenario], int | None]:
+    def _reproducer(self, identity: Identity, failure: _Failure) -> Reproduces:
         known = self._known - {identity}
 
-        def reproduces(candidate: Scenario) -> int | None:
+        def reproduces(candidate: Scenario, drains: bool) -> int | None:
             watcher = self._watchers(known, False)
             try:
                 run = Run(self._subject, candidate.config, watcher)
             except ConfigError:
                 return None
-            for index in range(len(candidate.actions) + 1):
+            for index in range(len(candidate.actions) + drains):
                 if run.over:
                     return None
                 if index < len(candidate.actions):

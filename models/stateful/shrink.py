@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,11 @@ from typing import Any
 from kvproof.spec.config import Config, Group
 from kvproof.spec.scenario import Action, Scenario
 
-Reproduces = Callable[[Scenario], int | None]
-"""Index of the action during which a candidate shows the finding (one more than the last: while draining), or none."""
+Reproduces = Callable[[Scenario, bool], int | None]
+"""Index of the action during which a candidate shows the finding, or ``None``.
+
+With the second argument the engine is drained at the end, and the number of actions stands for that.
+"""
 
 Size = tuple[int, ...]
 
@@ -41,7 +45,9 @@ def size(scenario: Scenario) -> Size:
         len(actions),
         sum(a.kind == "submit" for a in actions),
         len(config.groups),
-        extras + sum(g.drafter for g in config.groups),
+        extras
+        + sum(g.drafter for g in config.groups)
+        + len({config.hash_unit, *(g.block_size for g in config.groups)}),
         sum(a.times for a in actions if a.kind == "step"),
         tokens + sum(len(a.accept) for a in actions),
         sum(bool(a.base) for a in actions),
@@ -77,7 +83,7 @@ class Reducer:
         stays −1. May be interrupted at any point: ``best`` and ``action`` always belong together.
         """
         self._stop = stop
-        action = self._reproduces(self.best)
+        action = self._reproduces(self.best, True)
         self.used, self.reproduced = 1, action is not None
         if action is None:
             return self.best
@@ -86,7 +92,7 @@ class Reducer:
             self._step_instead_of_draining()
             self._passes()
         named = renamed(self.best)
-        if named != self.best and self._reproduces(named) == self.action:
+        if named != self.best and self._reproduces(named, self._may_drain) == self.action:
             self.best = named
         return self.best
 
@@ -99,8 +105,8 @@ class Reducer:
         while_draining = self.action == len(self.best.actions)
         if while_draining:
             longer = replace(self.best, actions=(*self.best.actions, Action("step", times=DRAINING_STEPS)))
-            action = self._reproduces(longer)
-            if action is not None and action < len(longer.actions):
+            action = self._reproduces(longer, False)
+            if action is not None:
                 self._keep(longer, action)
                 while_draining = False
         self._may_drain = while_draining
@@ -112,8 +118,8 @@ class Reducer:
             raise _Spent
         self._tried.add(candidate)
         self.used += 1
-        action = self._reproduces(candidate)
-        if action is None or (action == len(candidate.actions) and not self._may_drain):
+        action = self._reproduces(candidate, self._may_drain)
+        if action is None:
             return False
         self._keep(candidate, action)
         return True
@@ -238,6 +244,11 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
     changes += [{"groups": groups[:i] + groups[i + 1 :]} for i in range(len(groups))]
     if config.speculative > 1:
         changes.append({"speculative": 1})
+    # One block size for all, and hits of whole blocks only.
+    for block in dict.fromkeys((config.scheduler_block, min(g.block_size for g in groups))):
+        same = tuple(replace(g, block_size=block) for g in groups)
+        changes += [{"groups": same}, {"groups": same, "hash_unit": block}]
+    changes.append({"hash_unit": math.gcd(*(g.block_size for g in groups))})
     for change in changes:
         plainer = replace(config, **change)
         # A cache without attention is nobody's.
@@ -253,9 +264,9 @@ def _smaller_config(scenario: Scenario) -> Iterator[Scenario]:
     for i, group in enumerate(config.groups):
         for smaller in (
             replace(group, block_size=group.block_size // 2),
-            replace(group, window=max(1, group.window // 2)),
+            replace(group, window=-(-group.window // 2)),
         ):
-            if smaller != group and smaller.block_size:
+            if smaller != group and smaller.block_size >= min(SMALLEST_BLOCK, group.block_size):
                 changes.append({"groups": (*config.groups[:i], smaller, *config.groups[i + 1 :])})
     if config.checkpoint_alignment > config.hash_unit:
         changes.append({"checkpoint_alignment": config.hash_unit})

@@ -98,10 +98,10 @@ def dice(count: int) -> SearchStrategy[Dice]:
 
 def setups() -> SearchStrategy[Setup]:
     """Configurations and their class. Those that no engine could run are left to the subject to refuse."""
-    return dice(40).map(_setup)
+    return dice(40).map(draw_setup)
 
 
-def _setup(dice: Dice) -> Setup:
+def draw_setup(dice: Dice) -> Setup:
     pick = dice.pick
     forced = pick(False, False, False, False, True)
     resets = pick(False, False, True)
@@ -111,7 +111,7 @@ def _setup(dice: Dice) -> Setup:
     ratio = pick(1, 1, 2, 4) if "mamba" in kinds else 1
     block = min(attention * ratio, _LARGEST_BLOCK)
     unit = max(1, attention // pick(1, 2, 4))
-    speculative = pick(0, 0, 1, 2, 3)
+    speculative = min(pick(0, 0, 1, 2, 3), block - 1)  # a block holds a whole step
     eagle = speculative > 0 and pick(True, True, False)
     groups = _groups(kinds, attention, block, unit, eagle, pick)
     checkpoint = "mamba" in kinds and pick(False, False, True)
