@@ -33,13 +33,23 @@ class OnDevice(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
 
+def _pin_nothing() -> None:
+    """Without an accelerator there is no memory to pin. Said before the modules that copy the answer are imported."""
+    type(load("vllm.platforms").current_platform).is_pin_memory_available = classmethod(lambda cls: False)
+    utilities = load("vllm.utils.torch_utils")
+    forget = getattr(utilities.is_pin_memory_available, "cache_clear", None)
+    if forget is not None:
+        forget()
+    if "PIN_MEMORY" in vars(utilities):
+        utilities.PIN_MEMORY = False
+
+
 class Release:
     """The modules of the imported release, with every kernel made to run here."""
 
     def __init__(self) -> None:
         self.language = Language()
-        # Without an accelerator there is no memory to pin. This is set before the modules that copy it are imported.
-        load("vllm.utils.torch_utils").PIN_MEMORY = False
+        _pin_nothing()
         self.copies = load("vllm.v1.worker.mamba_utils")
         self.states = load("vllm.model_executor.layers.mamba.mamba_utils")
         self.hybrid = load("vllm.v1.worker.gpu.model_states.mamba_hybrid")

@@ -128,6 +128,9 @@ class CacheView:
             for source, target in manager._pending_cow_copies:
                 yield Holder("copy source", source.block_id)
                 yield Holder("copy target", target.block_id)
+        for name, blocks in getattr(self.manager, "_partial_tail_pins", {}).items():  # 0.27 and 0.28
+            for block in blocks:
+                yield Holder(f"connector pin {name}", block.block_id)
         for _, blocks in self.scheduler.deferred_frees:
             for block in blocks:
                 if not block.is_null:
@@ -178,6 +181,7 @@ class CacheView:
             for where in _PER_REQUEST
             for name in getattr(manager, where, ())
         ]
+        left += [f"connector pin: {name}" for name in getattr(self.manager, "_partial_tail_pins", ())]
         left += [f"pending copy of group {g}" for g, m in enumerate(self.managers) for _ in m._pending_cow_copies]
         left += [f"scheduler.requests: {name}" for name in self.scheduler.requests]
         left += [f"scheduler._inflight_prefills: {r.request_id}" for r in self.scheduler._inflight_prefills]
