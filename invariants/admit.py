@@ -223,7 +223,7 @@ def _arguments(estimate: Estimate) -> tuple[object, ...]:
 
 def refused_though_fits(observation: Observation) -> Verdict:
     event, config = observation.event, observation.view.config
-    if not isinstance(event, Allocate) or not event.alone or event.error or not event.estimates:
+    if not isinstance(event, Allocate) or event.error or not event.estimates:
         return None
     if event.granted:
         return ()
@@ -231,15 +231,15 @@ def refused_though_fits(observation: Observation) -> Verdict:
     if any(deferred(group) for group in asked.groups):
         return None
     need = needed_blocks(config, asked)
-    if need > event.free_before:
+    if need + event.reserved > event.free_before:
         return ()
     gate = "whole-sequence-gate" if asked.dry else "step"
     return (
         violation(
             "ADMIT.refused-though-fits",
             f"{gate}-refuses-what-fits",
-            f"{event.request} is alone and needs at most {need} blocks to reach {asked.tokens} tokens; "
-            f"{event.free_before} are free, but it is charged {asked.total} and refused",
+            f"{event.request} needs at most {need} blocks to reach {asked.tokens} tokens; {event.free_before} are free "
+            f"({event.reserved} reserved), but it is charged {asked.total} and refused",
             request=event.request,
         ),
     )
@@ -319,8 +319,8 @@ ENTRIES = (
     ),
     Invariant(
         id="ADMIT.refused-though-fits",
-        statement="A request that holds the pool alone is granted every step for which enough blocks are free.",
-        why="The engine is healthy and idle, and the request never runs.",
+        statement="A request is granted every step for which enough blocks are free, after what is reserved for others.",
+        why="The engine is healthy, and the request never runs.",
         provenance=("PR 57050", "PR 40946", "issue 39734"),
         scope="call",
         events=(Allocate,),

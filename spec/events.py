@@ -129,9 +129,9 @@ class Estimate:
 class Allocate:
     """Slots were asked for ``request``. ``granted`` tells the answer; ``taken`` is how many blocks left the queue.
 
-    ``estimates`` are the questions asked on the way, in order. ``taken_by_group`` splits ``taken`` where it is known:
-    new blocks and evictable hit blocks, per group. ``first_in_line`` and ``alone`` (nothing else holds blocks) tell
-    whether a refusal can be blamed on anybody else.
+    ``estimates`` are the questions asked on the way, in order. ``new_blocks`` and ``evictable_hits`` split ``taken`` by
+    group, where that is known. ``reserved`` is how many free blocks admission has to leave for
+    others, ``alone`` whether nothing else holds any.
     """
 
     request: str
@@ -142,6 +142,7 @@ class Allocate:
     new_blocks: tuple[int, ...] = ()
     evictable_hits: tuple[int, ...] = ()
     alone: bool = False
+    reserved: int = 0
     error: str = ""
 
 

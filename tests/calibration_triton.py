@@ -3,8 +3,8 @@
 On a machine without Triton a release's ``triton.jit`` hands the function back as it is. What it computes is then the
 release's own source; only the dozen operations of ``triton.language`` that it uses are given a meaning here. Integers
 are 64 bits wide and divide towards zero, as on a device; a load or store outside the memory that was allowed is an
-error instead of undefined behaviour. Programs of a grid run one after the other, forwards or backwards: a device promises
-no order, so a kernel whose result depends on it has a race.
+error instead of undefined behaviour. Programs of a grid run one after the other, forwards or backwards: a device
+promises no order, so a kernel whose result depends on it has a race.
 """
 
 from __future__ import annotations

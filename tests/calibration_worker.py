@@ -267,7 +267,7 @@ class WorkerV1:
             mm_features=[],
             sampling_params=self.release.sampling(temperature=0.0),
             generator=None,
-            block_ids=tuple([[], *(list(table) for table in tables)]),
+            block_ids=([], *(list(table) for table in tables)),
             num_computed_tokens=computed,
             output_token_ids=[],
         )
@@ -279,7 +279,7 @@ class WorkerV1:
         return list(self.batch.req_ids)
 
     def prepare(self, batch: Sequence[Member]) -> None:
-        """The order of ``_update_states``: what is not scheduled leaves the batch, what is new enters, rows close up."""
+        """As ``_update_states``: what is not scheduled leaves the batch, what is new enters, rows close up."""
         names = {member.name: member for member in batch}
         for name in self._rows():
             if name not in names or name in self.gone:

@@ -794,7 +794,7 @@ VACUOUS = {
     ),
     "ADMIT.dry-real": (lambda: seen(GRANTED, estimates=(REAL,)), lambda: allocate(dry=replace(DRY, tokens=60))),
     "ADMIT.refused-though-fits": (
-        lambda: seen(REFUSED, alone=False),
+        lambda: seen(REFUSED, estimates=()),
         lambda: allocate(LATER, event=REFUSED, free_before=99),
     ),
     "ADMIT.stall": (
@@ -881,3 +881,10 @@ def test_what_the_rules_allow_is_not_reported(name: str, make: Callable[[], Obse
 )
 def test_a_wrong_state_is_told_by_how_it_relates_to_the_promised_one(found: State | None, word: str) -> None:
     assert relation(busy(), STATES[8], found) == word
+
+
+def test_blocks_reserved_for_others_may_be_refused() -> None:
+    judge = by_id("ADMIT.refused-though-fits").predicate
+    wrong = allocate(charged(MAMBA, total=20), event=REFUSED, free_before=31)
+    assert judge(wrong)
+    assert judge(allocate(charged(MAMBA, total=20), event=REFUSED, free_before=31, reserved=31)) == ()

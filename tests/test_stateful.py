@@ -279,7 +279,7 @@ def test_a_replay_tells_what_happened() -> None:
     )
     seen = replay(ToySubject(), Scenario(CONFIG, actions), watchers=standard_watchers(ToySubject()))
     assert seen.violations == ()
-    assert seen.steps == 6
+    assert seen.steps == 5
     assert "r2 resumes at 8 local tokens" in seen.text
     assert "step 1: r1 [0, 4)" in seen.text
     assert "did not apply" in seen.text

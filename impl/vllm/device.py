@@ -4,8 +4,10 @@ It is driven by the scheduler's output alone, as a worker is. Its block tables a
 that the output carries; the manager's own tables are never read, because faults live in the difference.
 
 Mirrored is the align mode of the V2 model runner (``worker/gpu/model_states/mamba_hybrid.py``), whose arithmetic is the
-same from 0.26 to 0.33. The V1 runner differs in one way that matters: it forgets how many drafts were accepted when a
-request sits out a step. Order within a step: zeroing, block copies (one gather, then one scatter), synchronous external
+same from 0.26 to 0.33. The V1 runner (the default for hybrid models up to 0.28) differs in one way that matters: it
+forgets how many drafts were accepted when a request sits out a step. Synchronous external loads are taken to arrive
+before the states move, which is what the scheduler counts on; both runners start them after it. Decode rows without
+drafts are taken to read the accepted column, which the kernels do from 0.32. Order within a step: zeroing, block copies (one gather, then one scatter), synchronous external
 loads, the move of each running state to its new column, the forward (every read before any recurrent write; attention
 writes before attention reads, as in each layer), the export of prefill checkpoints, and after sampling the copy of the
 state to a boundary that acceptance just crossed. Within the forward the convolution buffer is written first, then the
@@ -32,7 +34,7 @@ CheckpointRule = Callable[[int, int], tuple[int, int]]
 
 @dataclass
 class WorkerRequest:
-    """What the worker keeps for one request. ``state_column`` is ``None`` until the first forward after (re)admission."""
+    """What the worker keeps of a request. ``state_column`` is ``None`` until its first forward after (re)admission."""
 
     name: str
     tables: list[list[int]]
@@ -112,8 +114,9 @@ class Device:
     ) -> tuple[dict[str, Sampled], list[Forward]]:
         """Run one scheduler output. Returns what was sampled and what was read and written, per request.
 
-        ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block, writer)`` and ``foreign_keys(block)`` let
-        the writes be judged: whose tables hold the block, and which of its keys its content no longer matches.
+        ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block, writer)`` and
+        ``foreign_keys(block)`` let the writes be judged: whose tables hold the block, and which of its keys its content
+        no longer matches.
         """
         self._forget(output)
         for block in output.new_block_ids_to_zero or ():
@@ -148,8 +151,8 @@ class Device:
                     prefill_end=row.worker.prefill,
                     reads=reads[name],
                     writes=tuple(
-                        Write(name, group, block, slot, state, len(owners(block, name)), not owners(block, name) - {name},
-                              tuple(foreign_keys(block)))
+                        Write(name, group, block, slot, state, len(owners(block, name)),
+                              not owners(block, name) - {name}, tuple(foreign_keys(block)))
                         for group, block, slot, state in written[name]
                     ),
                 )
@@ -325,7 +328,9 @@ class Device:
                 at = low - slot * size + offset
                 found = content[at] if content is not None and at < len(content) else None
                 if found != expected:
-                    return Read(row.worker.name, group, False, end, expected, found, None, slot, block, False, low + offset)
+                    return Read(
+                        row.worker.name, group, False, end, expected, found, None, slot, block, False, low + offset
+                    )
         return Read(row.worker.name, group, False, end, row.states[end], row.states[end], None, -1, -1, True)
 
     def _write_mamba(self, row: _Row) -> list[tuple[int, int, int, State | None]]:

@@ -256,6 +256,7 @@ class Watch:
                 new_blocks=tuple(self._taken),
                 evictable_hits=tuple(self._touched),
                 alone=self._alone(name),
+                reserved=int(kwargs.get("reserved_blocks", 0)),
             )
         )
         return answer

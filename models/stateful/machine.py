@@ -133,7 +133,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(_room)
     @rule(dice=dice(3))
     def fresh(self, dice: Dice) -> None:
-        self._do([self._submit("", 0, dice.of(self.menu.lengths), dice)])
+        self._do([self._submit("", 0, dice.of(self.menu.prompts), dice)])
 
     @precondition(_room)
     @rule(dice=dice(5))
@@ -165,12 +165,12 @@ class CacheMachine(RuleBasedStateMachine):
         kind = dice.pick("siblings", "strangers", "follow-ups", "copies")
         steps, count, base = dice.pick(0, 1, 2, 3, 4, 6, 8), dice.pick(2, 3, 4), self._base(dice)
         if kind != "strangers" and not base:
-            actions.append(self._submit("", 0, dice.of(self.menu.lengths), dice))
+            actions.append(self._submit("", 0, dice.of(self.menu.prompts), dice))
             base = actions[0].request
         cut = self._cut(base, dice)
         for _ in range(count):
             if kind == "strangers":
-                actions.append(self._submit("", 0, dice.of(self.menu.lengths), dice))
+                actions.append(self._submit("", 0, dice.of(self.menu.prompts), dice))
             elif kind == "siblings":
                 actions.append(self._submit(base, cut, cut + dice.of(self.menu.extras), dice))
             elif kind == "follow-ups":

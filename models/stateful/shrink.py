@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,6 +40,7 @@ def size(scenario: Scenario) -> Size:
     extras = sum(
         getattr(config, f.name) != getattr(_PLAIN, f.name) for f in dataclasses.fields(Config) if f.name not in _SIZES
     )
+    sizes = [g.block_size for g in config.groups]
     tokens = sum(a.length + a.max_tokens + a.external + (a.shared if a.base else 0) for a in actions)
     return (
         sum(a.forced for a in actions),
@@ -51,7 +53,7 @@ def size(scenario: Scenario) -> Size:
         sum(a.times for a in actions if a.kind == "step"),
         tokens + sum(len(a.accept) for a in actions),
         sum(bool(a.base) for a in actions),
-        sum(g.block_size + g.window for g in config.groups) + config.hash_unit,
+        sum(sizes) + sum(g.window for g in config.groups) + config.hash_unit,
         config.num_blocks,
         config.step_tokens + config.speculative + config.checkpoint_alignment + config.load_steps,
     )
@@ -102,14 +104,15 @@ class Reducer:
 
     def _step_instead_of_draining(self) -> None:
         """What shows only while the engine drains may be a matter of time: then say so, as steps."""
-        while_draining = self.action == len(self.best.actions)
-        if while_draining:
-            longer = replace(self.best, actions=(*self.best.actions, Action("step", times=DRAINING_STEPS)))
-            action = self._reproduces(longer, False)
-            if action is not None:
-                self._keep(longer, action)
-                while_draining = False
-        self._may_drain = while_draining
+        self._may_drain = self.action == len(self.best.actions)
+        if not self._may_drain:
+            return
+        longer = replace(self.best, actions=(*self.best.actions, Action("step", times=DRAINING_STEPS)))
+        action = self._reproduces(longer, False)
+        if action is not None:
+            self._keep(longer, action)
+            self._may_drain = False
+            self._each(_fewer_steps)
 
     def _try(self, candidate: Scenario) -> bool:
         if candidate in self._tried or not size(candidate) < size(self.best) or candidate.config.problem() is not None:
@@ -138,10 +141,10 @@ class Reducer:
                 break
 
     def _each(self, candidates: Callable[[Scenario], Iterator[Scenario]]) -> None:
-        """Go through the candidates; after a success go on with those of the new best, skipping what was tried."""
-        again = True
-        while again:
-            again = any(self._try(candidate) for candidate in candidates(self.best))
+        """Go through the candidates; after a success go on, at the same place, with those of the new best."""
+        index = 0
+        while (candidate := next(itertools.islice(candidates(self.best), index, None), None)) is not None:
+            index += not self._try(candidate)
 
     def _delete(self) -> None:
         """Runs of actions, half of them first, then ever fewer."""
@@ -194,6 +197,13 @@ def _lower(value: int, least: int) -> Iterator[int]:
         yield value - step
     if value - 1 > least:
         yield value - 1
+
+
+def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    """The last action with fewer steps."""
+    *before, last = scenario.actions
+    for times in _lower(last.times, 1):
+        yield replace(scenario, actions=(*before, replace(last, times=times)))
 
 
 def _smaller_actions(scenario: Scenario) -> Iterator[Scenario]:

@@ -115,7 +115,7 @@ def draw_setup(dice: Dice) -> Setup:
     eagle = speculative > 0 and pick(True, True, False)
     groups = _groups(kinds, attention, block, unit, eagle, pick)
     checkpoint = "mamba" in kinds and pick(False, False, True)
-    connector = pick("none", "none", "sync", "async")
+    connector = pick("none", "none", "async", "sync", "async")
     reach = pick(3, 2, 6, 12, 9)
     retention = pick("default", "default", "default", None, 0, 1, 2)
     config = Config(
@@ -207,6 +207,13 @@ class Menu:
         """Token counts near every block boundary up to the longest prompt, shortest first."""
         near = {q * self.block + d for q in range(self.setup.reach + 1) for d in self._near}
         return sorted(n for n in near if 1 <= n <= self.longest)
+
+    @cached_property
+    def prompts(self) -> list[int]:
+        """Lengths of prompts: any of :attr:`lengths`, and as often one of the longest third. Only a long prompt presses
+        a pool that was made for one."""
+        longest = self.lengths[-max(1, len(self.lengths) // 3) :]
+        return self.lengths + longest * 2
 
     @cached_property
     def extras(self) -> list[int]:

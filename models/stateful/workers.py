@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -100,11 +101,15 @@ def _receive(
 
 
 def _child(number: int, search: SearchOne, sender: Connection) -> None:
-    """A worker's whole life. The parent decides when it is interrupted: by SIGTERM, once."""
+    """A worker's whole life. The parent decides when it is interrupted: by SIGTERM, or by not being there any more."""
+    stopping = False
+    parent = os.getppid()
 
     def stop(_: int, __: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        nonlocal stopping
+        if not stopping:
+            stopping = True
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
@@ -112,21 +117,29 @@ def _child(number: int, search: SearchOne, sender: Connection) -> None:
 
     def tick(tally: Tally) -> None:
         nonlocal told
+        # An interrupt that arrives in a destructor or a callback is swallowed there: so it is asked for, too.
+        if stopping or os.getppid() != parent:
+            raise KeyboardInterrupt
         now = time.monotonic()
         if now - told >= _SECONDS_BETWEEN_TICKS:
             told = now
-            sender.send(("tick", (tally.steps, tally.examples)))
+            send("tick", (tally.steps, tally.examples))
+
+    def send(kind: str, value: Any) -> None:
+        # Without a parent nobody listens; the next tick ends the search.
+        with contextlib.suppress(OSError):
+            sender.send((kind, value))
 
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-        tally = search(number, lambda finding: sender.send(("finding", finding)), tick)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sender.send(("tally", tally))
+        tally = search(number, lambda finding: send("finding", finding), tick)
+        stopping = True
+        send("tally", tally)
     except KeyboardInterrupt:
         pass
     except BaseException as error:
         text = traceback.format_exception_only(error)[-1].strip()
-        sender.send(("error", f"worker {number} failed: {text}"))
+        send("error", f"worker {number} failed: {text}")
     finally:
         sender.close()
         sys.stdout.flush()
