@@ -46,7 +46,9 @@ FAULTS = (
 def commit() -> str:
     """The hash of the commit checked out here."""
     here = Path(__file__).parent
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=here, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def seed_of(revision: str, index: int) -> int:

@@ -30,7 +30,9 @@ def scenarios(subject: Subject, seed: int) -> Iterator[Scenario]:
     """Configurations of the campaign's generator, each with a plain conversation over shared prefixes."""
     rng = random.Random(seed)
     while True:
-        setup: Setup = draw_setup(Dice(rng.randbytes(40))).resolved(getattr(subject, "default_retention", lambda eagle: 0))
+        setup: Setup = draw_setup(Dice(rng.randbytes(40))).resolved(
+            getattr(subject, "default_retention", lambda eagle: 0)
+        )
         try:
             subject.start(setup.config, None)
         except ConfigError:
@@ -85,7 +87,10 @@ def main() -> None:
     print(f"{'':24}{'steps':>8}{'steps/s':>10}{'µs/step':>10}")
     for side, name in (("bare", "scheduler + oracle"), ("judged", "with every invariant")):
         print(f"{name:24}{steps[side]:8}{rate[side]:10.0f}{1e6 * per_step[side]:10.0f}")
-    print(f"kvproof: bench steps {subject.name} invariants take {share:.0%} of a step, ratio {rate['bare'] / rate['judged']:.2f}")
+    print(
+        f"kvproof: bench steps {subject.name} invariants take {share:.0%} of a step, "
+        f"ratio {rate['bare'] / rate['judged']:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -37,28 +37,24 @@ def mamba_step(config: Config, estimate: Estimate, group: GroupEstimate) -> Mamb
     )
 
 
-def needed_blocks(config: Config, estimate: Estimate) -> int:
-    """Blocks that leave the queue, by this specification's own rules; at least what a correct cache takes."""
-    total = 0
-    for group in estimate.groups:
-        spec = config.groups[group.group]
-        total += group.evictable
-        if spec.kind == "mamba":
-            total += mamba_estimate(mamba_step(config, estimate, group))
-            continue
-        below = max(0, estimate.computed - spec.window + 1) // spec.block_size if spec.kind == "window" else 0
-        total += attention_estimate(
-            AttentionStep(
-                needed=ceil_div(estimate.tokens, spec.block_size),
-                computed=ceil_div(estimate.computed, spec.block_size),
-                held=group.held,
-                hits=group.hits,
-                skipped=below,
-                first=group.first,
-                partial=group.partial,
-            )
-        )
-    return total
+def needed_by(config: Config, estimate: Estimate, group: GroupEstimate) -> int:
+    """Blocks that leave the queue for one group, by this specification's own rules; at least what a correct cache
+    takes.
+    """
+    spec = config.groups[group.group]
+    if spec.kind == "mamba":
+        return group.evictable + int(mamba_estimate(mamba_step(config, estimate, group)))
+    below = max(0, estimate.computed - spec.window + 1) // spec.block_size if spec.kind == "window" else 0
+    step = AttentionStep(
+        needed=ceil_div(estimate.tokens, spec.block_size),
+        computed=ceil_div(estimate.computed, spec.block_size),
+        held=group.held,
+        hits=group.hits,
+        skipped=below,
+        first=group.first,
+        partial=group.partial,
+    )
+    return group.evictable + int(attention_estimate(step))
 
 
 def dry_pure(observation: Observation) -> Verdict:
@@ -230,14 +226,18 @@ def refused_though_fits(observation: Observation) -> Verdict:
     asked = event.estimates[-1]
     if any(deferred(group) for group in asked.groups):
         return None
-    need = needed_blocks(config, asked)
+    needs = {group.group: needed_by(config, asked, group) for group in asked.groups}
+    need = sum(needs.values())
     if need + event.reserved > event.free_before:
         return ()
     gate = "whole-sequence-gate" if asked.dry else "step"
+    # Which charge was too high tells one fault from another that refuses as well.
+    over = next((group for group in asked.groups if group.total > needs[group.group]), None)
+    charge = "" if over is None else f"-{config.groups[over.group].kind}{_special(config, asked, over.group)}"
     return (
         violation(
             "ADMIT.refused-though-fits",
-            f"{gate}-refuses-what-fits",
+            f"{gate}-refuses-what-fits{charge}",
             f"{event.request} needs at most {need} blocks to reach {asked.tokens} tokens; {event.free_before} are free "
             f"({event.reserved} reserved), but it is charged {asked.total} and refused",
             request=event.request,
@@ -319,7 +319,8 @@ ENTRIES = (
     ),
     Invariant(
         id="ADMIT.refused-though-fits",
-        statement="A request is granted every step for which enough blocks are free, after what is reserved for others.",
+        statement="A request is granted every step for which enough blocks are free, after what is reserved for "
+        "others.",
         why="The engine is healthy, and the request never runs.",
         provenance=("PR 57050", "PR 40946", "issue 39734"),
         scope="call",

@@ -22,8 +22,8 @@ class ConfigError(ValueError):
 class Group:
     """Layers that share one cache kind and one block table.
 
-    ``block_size`` is in tokens. ``window`` is the sliding window in tokens (kind ``window`` only). ``drafter`` marks the
-    group that holds the EAGLE/MTP draft layers and therefore drops one unit of each hit.
+    ``block_size`` is in tokens. ``window`` is the sliding window in tokens (kind ``window`` only). ``drafter`` marks
+    the group that holds the EAGLE/MTP draft layers and therefore drops one unit of each hit.
     """
 
     kind: GroupKind
@@ -84,7 +84,10 @@ class Config:
             if group.block_size <= 0:
                 return f"group {index} has block size {group.block_size}: make it positive"
             if self.hash_unit <= 0 or group.block_size % self.hash_unit:
-                return f"hash unit {self.hash_unit} does not divide block {group.block_size} of group {index}: use a divisor"
+                return (
+                    f"hash unit {self.hash_unit} does not divide block {group.block_size} of group {index}: "
+                    "use a divisor"
+                )
             if group.kind == "window" and group.window <= 0:
                 return f"group {index} is a window group with window {group.window}: make it positive"
         mamba_blocks = {g.block_size for g in self.groups if g.kind == "mamba"}
@@ -107,7 +110,10 @@ class Config:
         if self.eagle and self.speculative == 0:
             return "EAGLE without draft tokens: set speculative to at least 1 or eagle to false"
         if self.step_tokens <= self.speculative:
-            return f"step limit {self.step_tokens} does not hold one token and {self.speculative} drafts: raise step_tokens"
+            return (
+                f"step limit {self.step_tokens} does not hold one token and {self.speculative} drafts: "
+                "raise step_tokens"
+            )
         if self.retention is not None and (self.retention < 0 or self.retention % self.scheduler_block):
             return f"retention {self.retention} must be 0 or a multiple of the scheduler block {self.scheduler_block}"
         if self.checkpoint_blocks not in (0, 1):

@@ -52,9 +52,9 @@ class Truncate:
 class Resume:
     """``request`` is admitted with ``local`` + ``external`` computed tokens; ``blocks[g]`` are its adopted hit blocks.
 
-    Slots that the request needs no more are null there. ``hit`` is what the lookup had answered (``diverged``: the groups
-    did not agree on it), ``offered`` what the external store offered beyond the aligned hit, ``asynchronous`` whether the
-    load completes in a later step.
+    Slots that the request needs no more are null there. ``hit`` is what the lookup had answered (``diverged``: the
+    groups did not agree on it), ``offered`` what the external store offered beyond the aligned hit, ``asynchronous``
+    whether the load completes in a later step.
     """
 
     request: str
@@ -89,9 +89,10 @@ class Split:
 class GroupEstimate:
     """One group's answer to "how many blocks would this take": ``total`` = new blocks + ``evictable`` hit blocks.
 
-    ``evictable`` counts adopted hits only. ``deferred`` is the verdict "not in this step", which some caches encode as a number above the pool.
-    ``partial`` and ``checkpoint`` tell whether a copy of a partial tail and a checkpoint block are due, ``first`` whether
-    it is the request's first allocation. ``held`` is how many table slots the request has, ``hits`` how many it adopts.
+    ``evictable`` counts adopted hits only. ``deferred`` is the verdict "not in this step", which some caches encode as
+    a number above the pool. ``partial`` and ``checkpoint`` tell whether a copy of a partial tail and a checkpoint block
+    are due, ``first`` whether it is the request's first allocation. ``held`` is how many table slots the request has,
+    ``hits`` how many it adopts.
     """
 
     group: int

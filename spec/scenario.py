@@ -28,8 +28,8 @@ class Action:
     """One thing that happens to an engine.
 
     ``submit``: ``request`` arrives. Its prompt is the first ``shared`` tokens of ``base``'s sequence (prompt and output
-    so far), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is how many tokens of the
-    prompt an external store holds (0: none).
+    so far), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is how many tokens of
+    the prompt an external store holds (0: none).
 
     ``step``: the engine takes ``times`` steps. ``accept`` is the number of drafts that the model accepts for each
     running request, cycled over the requests in the order scheduled (capped by what was drafted).

@@ -1,7 +1,7 @@
 """The view: how a predicate sees any cache, without knowing whose it is.
 
-Everything is an identifier or an integer. Blocks and groups are numbered from 0, block 0 is the null block, tables map a
-request and group to a list of block numbers, and a slot is an index into a table.
+Everything is an identifier or an integer. Blocks and groups are numbered from 0, block 0 is the null block, tables map
+a request and group to a list of block numbers, and a slot is an index into a table.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MambaContent:
 
 @dataclass(frozen=True)
 class Holder:
-    """One counted reference to a block: whose it is (``table r1/0``, ``copy source``, ``deferred free``) and to what."""
+    """One counted reference to a block: whose it is (``table r1/0``, ``copy source``, ``deferred free``)."""
 
     owner: str
     block: int

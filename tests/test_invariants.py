@@ -441,7 +441,7 @@ RULES = (
         (
             Mutant(
                 lambda: allocate(charged(MAMBA, total=20), event=REFUSED, free_before=31),
-                "step-refuses-what-fits",
+                "step-refuses-what-fits-mamba",
                 {"request": "r3"},
                 ("31", "48"),
             ),
@@ -449,7 +449,7 @@ RULES = (
                 lambda: seen(
                     REFUSED, estimates=(replace(DRY, groups=charged(MAMBA, total=20).groups),), free_before=31
                 ),
-                "whole-sequence-gate-refuses-what-fits",
+                "whole-sequence-gate-refuses-what-fits-mamba",
                 {"request": "r3"},
             ),
         ),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvproof.spec import logic
 from kvproof.spec.config import Config, Group
 from kvproof.spec.radix import Position, Radix, earlier, first_inside, later

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kvproof.models.smt import CLAIMS, Claim, ClaimResult, claims_slot, prove, prove_claim, solve
 from kvproof.models.smt.claim import Obligation, Symbols, Unknowns
 from kvproof.spec import logic

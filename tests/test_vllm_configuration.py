@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.tracer import EMPTY, State, decode_key, encode_key, states_of
 

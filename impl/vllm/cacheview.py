@@ -160,10 +160,10 @@ class CacheView:
         keys and values are written before any are read. Recurrent blocks have no such order.
         """
         holders = owned.get(block, set())
-        if len(holders) > 1 and self.pending(block) and not self.broken_keys(block):
-            if all(self.config.groups[key.group].kind != "mamba" for key in self.keys(block)):
-                return {writer}
-        return holders
+        if len(holders) < 2 or not self.pending(block) or self.broken_keys(block):
+            return holders
+        recurrent = any(self.config.groups[key.group].kind == "mamba" for key in self.keys(block))
+        return holders if recurrent else {writer}
 
     def requests(self) -> Mapping[str, RunningRequest]:
         running = {}
@@ -205,16 +205,19 @@ class CacheView:
     # -- what changed -------------------------------------------------------------------------------------------------
 
     def schedule_starts(self) -> None:
-        """Keys that appear from now on are pending until :meth:`step_has_run`."""
+        """Keys that appear from now on are pending until :meth:`device_has_run`."""
         self._keyed_before = {
             block.block_id: frozenset(self._raw_keys(block.block_id))
             for block in self.pool.blocks
             if block.block_hash is not None
         }
 
-    def step_has_run(self) -> None:
-        """The device is done: every key is due. Collects what the step touched."""
+    def device_has_run(self) -> None:
+        """The forward is over: every key is due."""
         self._keyed_before = None
+
+    def step_has_run(self) -> None:
+        """The whole step is over: what it touched is what changed since the last time."""
         self._touched = set(self.device.dirty)
         self.device.dirty.clear()
         extras = self.pool.cached_block_hashes_by_block

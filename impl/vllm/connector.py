@@ -55,7 +55,6 @@ class Store:
         return done
 
 
-
 def make_connector_class(store: Store) -> type:
     """A connector class of the imported release, bound to ``store``. Must run after the release is importable."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # type: ignore[import-not-found]
@@ -79,7 +78,9 @@ def make_connector_class(store: Store) -> type:
             if num_external_tokens <= 0:
                 return
             local = store.shown[request.request_id]
-            store.take(request.request_id, tuple(tuple(ids) for ids in blocks.get_block_ids()), local, num_external_tokens)
+            store.take(
+                request.request_id, tuple(tuple(ids) for ids in blocks.get_block_ids()), local, num_external_tokens
+            )
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             return KVConnectorMetadata()
@@ -96,4 +97,3 @@ def make_connector_class(store: Store) -> type:
         def wait_for_save(self) -> None: ...
 
     return StoreConnector
-

@@ -7,11 +7,12 @@ Mirrored is the align mode of the V2 model runner (``worker/gpu/model_states/mam
 same from 0.26 to 0.33. The V1 runner (the default for hybrid models up to 0.28) differs in one way that matters: it
 forgets how many drafts were accepted when a request sits out a step. Synchronous external loads are taken to arrive
 before the states move, which is what the scheduler counts on; both runners start them after it. Decode rows without
-drafts are taken to read the accepted column, which the kernels do from 0.32. Order within a step: zeroing, block copies (one gather, then one scatter), synchronous external
-loads, the move of each running state to its new column, the forward (every read before any recurrent write; attention
-writes before attention reads, as in each layer), the export of prefill checkpoints, and after sampling the copy of the
-state to a boundary that acceptance just crossed. Within the forward the convolution buffer is written first, then the
-checkpoint is exported, then the temporal state: the order of the kernels, which shows where the blocks are the same.
+drafts are taken to read the accepted column, which the kernels do from 0.32. Order within a step: zeroing, block copies
+(one gather, then one scatter), synchronous external loads, the move of each running state to its new column, the
+forward (every read before any recurrent write; attention writes before attention reads, as in each layer), the export
+of prefill checkpoints, and after sampling the copy of the state to a boundary that acceptance just crossed. Within the
+forward the convolution buffer is written first, then the checkpoint is exported, then the temporal state: the order of
+the kernels, which shows where the blocks are the same.
 
 A recurrent block holds two things that are moved by different rules: the temporal state (one per draft, in successive
 columns) and the convolution buffer (in the first column only, where a shift selects the draft).

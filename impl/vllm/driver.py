@@ -1,7 +1,8 @@
 """Driving a real vLLM scheduler: actions in, observations out.
 
-The scheduler's own ``schedule`` and ``update_from_output`` decide everything. Four things reach it from outside, as they
-do in an engine: requests arrive, clients abort, operators reset, and (forced) a request is preempted or blocks evicted.
+The scheduler's own ``schedule`` and ``update_from_output`` decide everything. Four things reach it from outside, as
+they do in an engine: requests arrive, clients abort, operators reset, and (forced) a request is preempted or blocks
+evicted.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ class Driver:
         if arrived:
             transfers = load("vllm.v1.outputs").KVConnectorOutput(finished_recving={a.request for a in arrived})
         tokens = {name: answer.tokens for name, answer in sampled.items() if answer.tokens}
-        self._view.step_has_run()
+        self._view.device_has_run()
         for forward in forwards:
             self._emit(forward)
         self.scheduler.update_from_output(output, model_output(output, tokens, transfers))

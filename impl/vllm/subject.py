@@ -9,12 +9,17 @@ from typing import Any
 
 from kvproof.impl.vllm.configuration import default_retention, legal, release
 from kvproof.impl.vllm.device import CheckpointRule
-from kvproof.impl.vllm.driver import Driver
 from kvproof.impl.vllm.drift import load
+from kvproof.impl.vllm.driver import Driver
 from kvproof.spec.config import Config, ConfigError
 from kvproof.spec.subject import Observer
 
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class VllmSubject:

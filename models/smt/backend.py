@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import z3
+
 from kvproof.spec import logic
 
 

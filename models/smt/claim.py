@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import z3
+
 from kvproof.spec.logic import Int, Truth
 from kvproof.spec.radix import Position, Radix
 

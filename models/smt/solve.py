@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import cvc5
 import z3
+
 from kvproof.models.smt import backend as backend  # registers Z3's reading of the connectives
 from kvproof.models.smt.claim import Claim, ClaimResult, Numbers, Obligation, Unknowns, Verdict
 from kvproof.spec.logic import negate

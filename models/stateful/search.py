@@ -171,10 +171,17 @@ class Search:
             raise _Enough
         setup = setup.resolved(self._default_retention)
         try:
-            return setup, Run(self._subject, setup.config, self._watchers(self._known, True))
+            return setup, self._start(setup)
         except ConfigError:
             self.tally.coverage["run refused"] += 1
-            raise
+            # Half of the runs have checkpoints, which many subjects refuse for good: the rest of the setup may do.
+            if not setup.config.checkpoint_blocks:
+                raise
+        setup = setup.without_checkpoints()
+        return setup, self._start(setup)
+
+    def _start(self, setup: Setup) -> Run:
+        return Run(self._subject, setup.config, self._watchers(self._known, True))
 
     def drains(self) -> bool:
         """Shrinking what happens before the end, there is no need to see every run to its end."""
@@ -255,12 +262,12 @@ def _own_constants_only() -> Iterator[None]:
     It would parse a whole release's tree, prefer numbers found there, draw otherwise when one more module is imported
     (so that a seed would repeat nothing), and write a folder into the working directory.
     """
-    name = "_get_local_constants"
-    original = getattr(providers, name, None)
-    if original is None:
+    name = "_get_local_constants"  # internal to Hypothesis: where it is called otherwise, nothing is changed
+    original, kind = getattr(providers, name, None), getattr(providers, "Constants", None)
+    if original is None or kind is None:
         yield
         return
-    nothing = original.__globals__["Constants"]()
+    nothing = kind()
     setattr(providers, name, lambda: nothing)
     try:
         yield

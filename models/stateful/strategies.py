@@ -70,6 +70,10 @@ class Setup:
             return self
         return replace(self, config=replace(self.config, retention=default_retention(self.config.eagle)))
 
+    def without_checkpoints(self) -> Setup:
+        """The same for a subject that exports no prefill checkpoints."""
+        return replace(self, config=replace(self.config, checkpoint_blocks=0, checkpoint_alignment=0))
+
 
 class Dice:
     """Bytes that were drawn, used up one by one. When they run out every choice is the first."""
@@ -114,7 +118,7 @@ def draw_setup(dice: Dice) -> Setup:
     speculative = min(pick(0, 0, 1, 2, 3), block - 1)  # a block holds a whole step
     eagle = speculative > 0 and pick(True, True, False)
     groups = _groups(kinds, attention, block, unit, eagle, pick)
-    checkpoint = "mamba" in kinds and pick(False, False, True)
+    checkpoint = "mamba" in kinds and pick(False, True)
     connector = pick("none", "none", "async", "sync", "async")
     reach = pick(3, 2, 6, 12, 9)
     retention = pick("default", "default", "default", None, 0, 1, 2)
