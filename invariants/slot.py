@@ -66,8 +66,10 @@ def key_slot(observation: Observation) -> Verdict:
     judged = False
     for (request, group), table in view.tables().items():
         size = config.groups[group].block_size
-        # A checkpoint is exported into the column before the chunk's last one, which may lie before its own.
+        # A checkpoint is exported into the column before the chunk's last one, which may lie before its own; with
+        # EAGLE's drop it is a unit earlier, so that the column may lie behind its own as well.
         early = 1 if config.groups[group].kind == "mamba" and config.checkpoint_blocks else 0
+        late = early if config.eagle else 0
         for slot, block in enumerate(table):
             for key in keyed.get(block, ()):
                 judged = True
@@ -76,7 +78,7 @@ def key_slot(observation: Observation) -> Verdict:
                 cause = ""
                 if key.group != group:
                     cause, witness = "key-of-other-group", f"{promise} lies in {request}'s table of group {group}"
-                elif not own - early <= slot <= own:
+                elif not own - early <= slot <= own + late:
                     cause = "key-in-other-slot"
                     witness = f"{promise} lies in slot {slot} of {request}'s table instead of slot {own}"
                 if cause:
@@ -305,7 +307,7 @@ ENTRIES = (
     Invariant(
         id="SLOT.key-slot",
         statement="A block keyed at n tokens lies in slot ceil(n/B) - 1 of every table that holds it; an exported "
-        "checkpoint may lie one slot earlier.",
+        "checkpoint may lie in the slot before it or, with EAGLE's drop, behind it.",
         why="A block is keyed by its place in a table: in another place it is keyed as something it does not hold.",
         provenance=("issue 53084", "PR 51358"),
         scope="slot",

@@ -31,7 +31,8 @@ def export_text(scenario: Scenario, violation: Violation | None, subject: str) -
     """The scenario as a conversation, with what it shows."""
     lines = [scenario.text()]
     if violation is not None:
-        lines += ["", f"shows on {subject}: {violation.invariant} ({violation.cause})", f"  {violation.witness}"]
+        where = f" on {subject}" if subject else ""
+        lines += ["", f"shows{where}: {violation.invariant} ({violation.cause})", f"  {violation.witness}"]
         lines += [f"  {name}: {value}" for name, value in violation.where]
     if scenario.note:
         lines += ["", scenario.note]

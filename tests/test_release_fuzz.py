@@ -1,0 +1,111 @@
+"""Real releases: what is recorded replays where it is recorded, is gone where it is fixed, and nothing new shows.
+
+One process per release, since a release is imported once. The fuzz is bounded by steps, so that it repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproof import findings, subjects
+
+pytestmark = [pytest.mark.release, pytest.mark.slow]
+
+RECORDS = findings.load()
+RELEASES = tuple(f"0.{minor}.0" for minor in range(26, 34))
+
+SEEDS = (
+    ("0.26.0", "0.27.0", "SLOT.chunk-end", "PR 51113"),
+    ("0.27.0", "0.28.0", "HIT.only-recurrent-short", "PR 51468"),
+    ("0.30.0", "0.31.0", "ADMIT.mamba-bound", "PR 57050"),
+    ("0.30.0", "0.31.0", "ADMIT.refused-though-fits", "PR 57050"),
+)
+"""Faulty release, first fixed one, the invariant that breaks, and what fixed it."""
+
+REPLAY = """
+import json, sys
+from kvproof import findings, subjects
+from kvproof.models.stateful.replay import replay
+from kvproof.spec.config import ConfigError
+from kvproof.spec.scenario import Scenario
+subject = subjects.open_subject(subjects.parse("vllm==" + sys.argv[1]), lambda line: None)
+shown = []
+for record in findings.load():
+    identities = []
+    if record.scenario is not None:
+        try:
+            seen = replay(subject, Scenario.from_dict(record.scenario))
+            identities = sorted({violation.identity for violation in seen.violations})
+        except ConfigError:
+            pass
+    shown.append(identities)
+print(json.dumps(shown))
+"""
+
+
+def shown_on(release: str, cache: dict[str, list[set[tuple[str, str]]]] = {}) -> list[set[tuple[str, str]]]:  # noqa: B006
+    """Per record, the identities that its scenario shows on ``release``."""
+    if release not in cache:
+        done = subprocess.run([sys.executable, "-c", REPLAY, release], check=True, capture_output=True, text=True)
+        cache[release] = [{(i, c) for i, c in found} for found in json.loads(done.stdout.splitlines()[-1])]
+    return cache[release]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_is_recorded_for_a_release_replays_on_it(release: str) -> None:
+    known = findings.known_for(RECORDS, release).records
+    assert known, f"nothing is recorded for {release}"
+    shown = shown_on(release)
+    for record, identities in zip(RECORDS, shown, strict=True):
+        if record in known:
+            assert record.identity in identities, f"{record.identity} does not replay on {release}"
+
+
+@pytest.mark.parametrize(("faulty", "fixed", "invariant", "reference"), SEEDS)
+def test_a_seed_fault_is_gone_on_the_first_fixed_release(
+    faulty: str, fixed: str, invariant: str, reference: str
+) -> None:
+    recorded = [i for i, r in enumerate(RECORDS) if r.invariant == invariant and reference in r.reference]
+    assert recorded
+    for index in recorded:
+        identity = RECORDS[index].identity
+        assert identity in shown_on(faulty)[index]
+        assert identity not in shown_on(fixed)[index]
+
+
+def fuzz(release: str, folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    record = folder / "fuzz.json"
+    command = [sys.executable, "-m", "kvproof", "fuzz", f"vllm=={release}", "--json", str(record)]
+    command += ["--out", str(folder / "found"), "--workers", "2", *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
+    assert record.exists(), done.stderr
+    return done.returncode, json.loads(record.read_text()), done.stdout
+
+
+def test_a_bounded_fuzz_of_the_newest_release_shows_nothing_new(tmp_path: Path) -> None:
+    code, record, printed = fuzz(subjects.NEWEST, tmp_path, "--seed", "1", "--steps", "12000")
+    assert [f["finding"]["cause"] for f in record["findings"]] == []
+    assert not record["errors"]
+    assert record["steps"] >= 12_000
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3], ids=lambda seed: seed[0])
+def test_the_one_generator_finds_the_seed_fault_with_nothing_known(
+    seed: tuple[str, str, str, str], tmp_path: Path
+) -> None:
+    release, _, invariant, _ = seed
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    code, record, printed = fuzz(release, tmp_path, "--seed", "2", "--steps", "12000", "--findings", str(nothing))
+    found = [f["finding"] for f in record["findings"] if f["finding"]["invariant"] == invariant]
+    assert found, printed
+    assert min(len(f["scenario"]["actions"]) for f in found) <= 10
+    assert code == 1
