@@ -149,7 +149,7 @@ def _wrong_state(view: View, read: Read) -> Violation | None:
         cause = f"running-state-{relation(view, read.expected, read.found)}"
         found = f"block {read.block} holds {show(read.found)}"
     else:
-        cause = f"running-window-{relation(view, read.expected, read.window)}"
+        cause = "running-window-wrong"
         found = f"the convolution window in block {read.block} is that of {show(read.window)}"
     witness = (
         f"{read.request} goes on from {read.computed} tokens and needs {show(read.expected)} in slot {read.slot} "

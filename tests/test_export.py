@@ -210,7 +210,7 @@ def test_every_check_is_of_an_invariant_in_the_catalogue() -> None:
 
 @pytest.mark.parametrize(
     ("invariant", "cause"),
-    [("SLOT.key-content", "full-key-window-stale"), ("SLOT.running-state", "running-window-stale"),
+    [("SLOT.key-content", "key-window-wrong"), ("SLOT.running-state", "running-window-wrong"),
      ("HIT.only-recurrent-short", "short-cut-silently"), ("HIT.limit", "hit-deeper-than-a-group-at-connector")],
 )  # fmt: skip
 def test_a_cause_that_a_test_cannot_see_is_refused(invariant: str, cause: str) -> None:

@@ -588,7 +588,7 @@ RULES = (
             Mutant(lambda: forward(read=0, found=OTHER[20]), "running-state-foreign", {"block": 9}),
             Mutant(lambda: forward(read=0, found=None), "running-state-missing", {"block": 9}, ("nothing",)),
             Mutant(lambda: forward(read=0, found=None, block=-1), "running-state-without-block", {"slot": 2}),
-            Mutant(lambda: forward(read=0, window=STATES[19]), "running-window-stale", {"block": 9}, ("window",)),
+            Mutant(lambda: forward(read=0, window=STATES[19]), "running-window-wrong", {"block": 9}, ("window",)),
         ),
     ),
     Rule(
@@ -651,7 +651,7 @@ RULES = (
             Mutant(lambda: spoiled(drop("recurrent", 8)), "full-key-missing", {"block": 8}, ("nothing",)),
             Mutant(
                 lambda: spoiled(put("recurrent", 8, MambaContent(STATES[16], (STATES[15],)))),
-                "full-key-window-stale",
+                "key-window-wrong",
                 {"block": 8},
                 ("window", show(STATES[15])),
             ),
