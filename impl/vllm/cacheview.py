@@ -49,6 +49,16 @@ class CacheView:
         self._marks: list[tuple[int, Any, int]] = [(0, None, 0)] * self.num_blocks
         self._touched: set[int] = set()
         self._keyed_before: dict[int, frozenset[Any]] | None = None
+        hand_out = self.pool.get_new_blocks
+
+        def get_new_blocks(count: int) -> Any:
+            blocks = hand_out(count)
+            if self._keyed_before is not None:
+                for block in blocks:  # what it carried is gone; if it is keyed as the same again, that is a new promise
+                    self._keyed_before.pop(block.block_id, None)
+            return blocks
+
+        self.pool.get_new_blocks = get_new_blocks
 
     @property
     def num_blocks(self) -> int:
