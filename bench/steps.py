@@ -10,7 +10,6 @@ run, and no observation is judged.
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import time
 from collections.abc import Iterator
@@ -69,7 +68,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     subject = subjects.open_subject(subjects.parse(options.subject), print)
-    gc.freeze()
     steps = {"bare": 0, "judged": 0}
     seconds = {"bare": 0.0, "judged": 0.0}
     source, done = scenarios(subject, options.seed), 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvproof.spec.config import Config
 from kvproof.spec.tracer import State
@@ -41,8 +41,7 @@ class MambaContent:
     window: tuple[State | None, ...]
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """One counted reference to a block: whose it is (``table r1/0``, ``copy source``, ``deferred free``)."""
 
     owner: str

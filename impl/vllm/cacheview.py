@@ -46,6 +46,8 @@ class CacheView:
         self.managers = self.manager.coordinator.single_type_managers
         self.sequences: dict[str, RequestLog] = {}
         self.known: dict[State, Sequence[State]] = {}
+        self._keys: dict[tuple[bytes, int | None], Key] = {}
+        self._queue: list[int] | None = None
         self._marks: list[tuple[int, Any, int]] = [(0, None, 0)] * self.num_blocks
         self._touched: set[int] = set()
         self._keyed_before: dict[int, frozenset[Any]] | None = None
@@ -76,11 +78,17 @@ class CacheView:
             yield node
             node, seen = node.next_free_block, seen + 1
 
+    def refresh(self) -> None:
+        """Something may have changed since the last observation: walk the queue again when asked."""
+        self._queue = None
+
     def free_queue(self) -> Sequence[int]:
-        return [node.block_id for node in self._walk()]
+        if self._queue is None:
+            self._queue = [node.block_id for node in self._walk()]
+        return self._queue
 
     def queued(self, block: int) -> bool:
-        return block in set(self.free_queue())
+        return block in self.free_queue()
 
     def free_count(self) -> int:
         return int(self.pool.get_num_free_blocks())
@@ -102,24 +110,37 @@ class CacheView:
 
     def _raw_keys(self, block: int) -> list[bytes]:
         primary = self.pool.blocks[block].block_hash
-        extra = self.pool.cached_block_hashes_by_block.get(block, ())
-        return ([primary] if primary is not None else []) + sorted(extra)
+        extra = self._extra.get(block)
+        if extra:
+            return ([primary] if primary is not None else []) + sorted(extra)
+        return [primary] if primary is not None else []
+
+    def _decoded(self, raw: bytes, noted: int | None) -> Key:
+        key = self._keys.get((raw, noted))
+        if key is None:
+            state = decode_key(raw)
+            tokens = length_of(state) if noted is None else noted
+            key = self._keys[raw, noted] = Key(int.from_bytes(raw[32:36], "big"), state, tokens)
+        return key
 
     def keys(self, block: int) -> Sequence[Key]:
-        noted = self.pool.blocks[block].block_hash_num_tokens
-        keys = []
-        for i, raw in enumerate(self._raw_keys(block)):
-            state = decode_key(raw)
-            tokens = noted if i == 0 and noted is not None else length_of(state)
-            keys.append(Key(int.from_bytes(raw[32:36], "big"), state, tokens))
-        return keys
+        held = self.pool.blocks[block]
+        if block not in self._extra:
+            return () if held.block_hash is None else (self._decoded(held.block_hash, held.block_hash_num_tokens),)
+        noted = held.block_hash_num_tokens
+        return [self._decoded(raw, None if i else noted) for i, raw in enumerate(self._raw_keys(block))]
+
+    @property
+    def _extra(self) -> Mapping[int, Collection[bytes]]:
+        extra: Mapping[int, Collection[bytes]] = self.pool.cached_block_hashes_by_block
+        return extra
 
     def lookup_map(self) -> Mapping[tuple[int, State], Collection[int]]:
         found: dict[tuple[int, State], set[int]] = {}
         for raw, value in self.pool.cached_block_hash_to_block._cache.items():
             blocks = value.values() if isinstance(value, dict) else (value,)
-            key = (int.from_bytes(raw[32:36], "big"), decode_key(raw))
-            found.setdefault(key, set()).update(b.block_id for b in blocks)
+            key = self._decoded(raw, None)
+            found.setdefault((key.group, key.state), set()).update(b.block_id for b in blocks)
         return found
 
     def pending(self, block: int) -> bool:
@@ -132,9 +153,10 @@ class CacheView:
     def holders(self) -> Iterable[Holder]:
         for group, manager in enumerate(self.managers):
             for name, blocks in manager.req_to_blocks.items():
+                owner = f"table {name}/{group}"
                 for block in blocks:
                     if not block.is_null:
-                        yield Holder(f"table {name}/{group}", block.block_id)
+                        yield Holder(owner, block.block_id)
             for source, target in manager._pending_cow_copies:
                 yield Holder("copy source", source.block_id)
                 yield Holder("copy target", target.block_id)

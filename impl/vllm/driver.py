@@ -68,6 +68,7 @@ class Driver:
     def _emit(self, event: Event) -> None:
         if self.observer is None or self._raised is not None:
             return
+        self._view.refresh()
         try:
             self.observer(Observation(event, self._view))
         except BaseException as stop:
