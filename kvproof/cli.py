@@ -245,6 +245,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> NoReturn:
     """Entry point of the ``kvproof`` script."""
     signal.signal(signal.SIGTERM, _terminate)
+    # A shell that started this in the background made it ignore interrupts; asked for one, it must stop all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run())
 
 

@@ -205,7 +205,7 @@ def _new_row(found: NewFinding, subject: str) -> Row:
 
 def _known_row(known: KnownFinding, show: bool) -> Row:
     seen = known.seen is not None
-    what = f"{known.status}, {known.reference}"
+    what = ", ".join(part for part in (known.status, known.reference) if part)
     text = ""
     if show and known.scenario is not None:
         text = f"{known.reasoning}\n{Scenario.from_dict(known.scenario).text()}"
