@@ -82,6 +82,8 @@ def prove_all(
 def _ask(formulas: Sequence[Any]) -> Answer:
     solver = _solver(formulas)
     answer = solver.check()
+    if answer == z3.unknown and "interrupted" in solver.reason_unknown():
+        raise KeyboardInterrupt  # the solver takes the interrupt for itself while it searches
     return "sat" if answer == z3.sat else "unsat" if answer == z3.unsat else "unknown"
 
 
