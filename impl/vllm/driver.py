@@ -19,6 +19,7 @@ from kvproof.impl.vllm.configuration import draft_token_ids, make_request, make_
 from kvproof.impl.vllm.connector import Store, make_connector_class
 from kvproof.impl.vllm.device import CheckpointRule, Device, Sampled
 from kvproof.impl.vllm.drift import load
+from kvproof.impl.vllm.requests import key_lookahead
 from kvproof.impl.vllm.watch import Watch
 from kvproof.spec.config import Config
 from kvproof.spec.events import Crash, Drained, Event, Observation, Stall, StepEnd
@@ -50,7 +51,7 @@ class Driver:
         self.scheduler = make_scheduler(config, connector)
         self.device = Device(config, checkpoint_rule)
         self._view = CacheView(config, self.scheduler, self.device)
-        self.lookahead = int(getattr(self.scheduler, "num_hash_lookahead_tokens", 0) or 0)
+        self.lookahead = key_lookahead(self.scheduler)
         self.watch = Watch(config, self.scheduler, self._view, self.store, self._emit)
         self.steps = 0
         self.dead = False

@@ -41,7 +41,6 @@ class VllmSubject:
                 sys.path.insert(0, root)
         self.release = release()
         load("vllm.v1.core.sched.scheduler")
-        self.checkpoint_rules: dict[tuple[int, ...], CheckpointRule | None] = {}
 
     def families(self) -> frozenset[str]:
         return frozenset({"SLOT", "ADMIT", "REF", "HIT", "FLOW"})
