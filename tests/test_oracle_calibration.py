@@ -12,11 +12,7 @@ Beside the oracle run copies of it with one planted fault each, which must be ca
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +26,11 @@ PLANTED = ("IgnoresShift", "KeepsWindow", "NeverResets", "OneColumnOn", "SavesNo
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 
-def _tree(version: str) -> Path:
-    folder = os.environ.get("KVPROOF_RELEASES")
-    if folder:
-        return Path(folder, version)
-    from kvproof.impl.vllm.fetch import FetchError, release_tree
-
-    try:
-        return release_tree(version)
-    except FetchError as error:
-        pytest.skip(str(error))
+Inside = Callable[..., dict[str, Any]]
 
 
-@functools.cache
-def _calibrated(version: str) -> dict[str, Any]:
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "1", str(EPISODES)],
-        env={**os.environ, **quiet, "PYTHONPATH": str(_tree(version))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+def _calibrated(inside: Inside, version: str) -> dict[str, Any]:
+    return inside(version, PROGRAM, "1", str(EPISODES))
 
 
 @pytest.fixture(params=RELEASES)
@@ -63,8 +39,8 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def calibrated(version: str) -> dict[str, Any]:
-    return dict(_calibrated(version)["tallies"])
+def calibrated(inside: Inside, version: str) -> dict[str, Any]:
+    return dict(_calibrated(inside, version)["tallies"])
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -122,8 +98,8 @@ def test_only_v1_forgets_what_was_accepted(version: str, calibrated: dict[str, A
         _catches(calibrated["V2"], forgets)
 
 
-def test_the_release_s_kernels_were_run(version: str) -> None:
-    launches = _calibrated(version)["launches"]
+def test_the_release_s_kernels_were_run(inside: Inside, version: str) -> None:
+    launches = _calibrated(inside, version)["launches"]
     wanted = {
         "postprocess_mamba_fused_kernel",
         "preprocess_mamba_align_fused_kernel",

@@ -1,21 +1,20 @@
 """The adapter's engine configuration, on real releases: it builds, runs, drains, and is what a real engine derives.
 
 One process per release, because a process imports one vLLM: this file is also the program that runs there
-(``python -P tests/test_vllm_configuration.py drive|compare``, with the release on ``PYTHONPATH``), and prints JSON.
+(``python tests/test_vllm_configuration.py drive|compare``, with the release on ``PYTHONPATH``), and prints JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -320,37 +319,9 @@ def compare() -> dict[str, Any]:
 # -- the tests --------------------------------------------------------------------------------------------------------
 
 
-def _tree(version: str) -> Path:
-    """The release's sources: ``$KVPROOF_RELEASES/<version>`` where that is set, else fetched and cached."""
-    folder = os.environ.get("KVPROOF_RELEASES")
-    if folder:
-        return Path(folder, version)
-    from kvproof.impl.vllm.fetch import FetchError, release_tree
-
-    try:
-        return release_tree(version)
-    except FetchError as error:
-        pytest.skip(str(error))
-
-
-@functools.cache
-def _inside(version: str, task: str) -> dict[str, Any]:
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-P", __file__, task],
-        env={**os.environ, **quiet, "PYTHONPATH": str(_tree(version))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
 @pytest.fixture(params=RELEASES)
-def driven(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return _inside(request.param, "drive")
+def driven(request: pytest.FixtureRequest, inside: Callable[..., Any]) -> dict[str, Any]:
+    return dict(inside(request.param, __file__, "drive"))
 
 
 def _version(driven: dict[str, Any]) -> tuple[int, ...]:
@@ -423,11 +394,11 @@ def test_default_retention(driven: dict[str, Any]) -> None:
 @pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize("version", COMPARED)
-def test_the_same_as_a_configuration_built_whole(version: str) -> None:
+def test_the_same_as_a_configuration_built_whole(version: str, inside: Callable[..., Any]) -> None:
     """What differs is only what no scheduler reads, and the profiler's result (``num_gpu_blocks``)."""
     unread = ("parallel_config.is_moe_model", "parallel_config.disable_nccl_for_dp_synchronization")
     allowed = (*unread, "cache_config.num_gpu_blocks")
-    differences = _inside(version, "compare")["differences"]
+    differences = inside(version, __file__, "compare")["differences"]
     assert [line for line in differences if line.split(": ")[1] not in allowed] == []
 
 
