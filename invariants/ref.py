@@ -44,9 +44,13 @@ def references(observation: Observation) -> Verdict:
     return broken if view.num_blocks > 1 else None
 
 
+_NAMED = ("table", "hold", "scratch", "export", "connector pin", "deferred free")
+
+
 def _holder_kind(owner: str) -> str:
-    """``table r1/0`` → ``table``; ``copy source`` stays, as a slug."""
-    return "table" if owner.startswith("table ") else owner.replace(" ", "-")
+    """``table r1/0`` → ``table``; ``copy source`` → ``copy-source``: whose it is changes from run to run."""
+    kind = next((kind for kind in _NAMED if owner.startswith(f"{kind} ")), owner)
+    return kind.replace(" ", "-")
 
 
 _walked: tuple[weakref.ref[Observation], Sequence[int]] | None = None

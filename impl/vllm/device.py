@@ -89,6 +89,19 @@ class _Row:
         return self.states[position] if over <= 0 else self.draft_states[over - 1]
 
 
+def _judged(
+    writer: str,
+    group: int,
+    block: int,
+    slot: int,
+    state: State | None,
+    owners: Callable[[int, str], set[str]],
+    foreign_keys: Callable[[int], Sequence[State]],
+) -> Write:
+    holders = owners(block, writer)
+    return Write(writer, group, block, slot, state, len(holders), holders <= {writer}, tuple(foreign_keys(block)))
+
+
 class Device:
     """Blocks of tracers, and the worker's bookkeeping."""
 
@@ -151,13 +164,9 @@ class Device:
                     drafts=len(row.drafts),
                     prefill_end=row.worker.prefill,
                     reads=reads[name],
-                    writes=tuple(
-                        Write(name, group, block, slot, state, len(owners(block, name)),
-                              not owners(block, name) - {name}, tuple(foreign_keys(block)))
-                        for group, block, slot, state in written[name]
-                    ),
+                    writes=tuple(_judged(name, *write, owners, foreign_keys) for write in written[name]),
                 )
-            )  # fmt: skip
+            )
         return {row.worker.name: row.sampled for row in rows if row.sampled is not None}, forwards
 
     def load(self, load: Load) -> None:
