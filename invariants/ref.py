@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvproof.invariants.invariant import Invariant, Verdict, due_blocks, violation
 from kvproof.spec.events import Drained, Observation, StepEnd
@@ -14,24 +14,26 @@ from kvproof.spec.tracer import show
 from kvproof.spec.view import NULL
 
 SMALL_POOL = 512
-"""References in pools up to this size are judged whole after every step; in larger ones where the step touched them."""
+"""Pools up to this size are judged whole after every step, larger ones where the step touched them, and whole when
+everything has ended: what a step costs must not depend on the size of the pool."""
 
 
-def _blocks(observation: Observation) -> Iterable[int]:
-    view = observation.view
-    return range(1, view.num_blocks) if view.num_blocks <= SMALL_POOL else due_blocks(observation)
+def _whole(observation: Observation) -> bool:
+    """Whether this is a moment to look at the whole pool."""
+    return observation.view.num_blocks <= SMALL_POOL or isinstance(observation.event, Drained)
 
 
 def references(observation: Observation) -> Verdict:
     view = observation.view
-    held: Counter[int] = Counter(holder.block for holder in view.holders())
+    whole = _whole(observation)
+    blocks = range(1, view.num_blocks) if whole else due_blocks(observation)
+    held = Counter(holder.block for holder in (view.holders() if whole else view.holders_of(set(blocks))))
     broken: list[Violation] = []
-    blocks = _blocks(observation)
     for block in blocks:
         counted = view.references(block)
         if counted == held[block]:
             continue
-        names = [holder.owner for holder in view.holders() if holder.block == block]
+        names = [holder.owner for holder in view.holders_of({block})]
         kinds = sorted({_holder_kind(name) for name in names})
         if counted < 0:
             cause = "count-below-zero"
@@ -68,13 +70,12 @@ def _free_queue(observation: Observation) -> Sequence[int]:
 
 def queue(observation: Observation) -> Verdict:
     view = observation.view
-    free = set(_free_queue(observation))
     broken: list[Violation] = []
     for block in due_blocks(observation):
-        counted = view.references(block)
-        if (counted == 0) != (block in free):
+        counted, queued = view.references(block), view.queued(block)
+        if (counted == 0) != queued:
             cause = "free-but-not-queued" if counted == 0 else "queued-while-referenced"
-            where = "in" if block in free else "not in"
+            where = "in" if queued else "not in"
             witness = f"block {block} has {counted} references and is {where} the free queue"
             broken.append(violation("REF.queue", cause, witness, block=block))
     return broken if view.num_blocks > 1 else None
@@ -82,6 +83,8 @@ def queue(observation: Observation) -> Verdict:
 
 def queue_shape(observation: Observation) -> Verdict:
     view = observation.view
+    if not _whole(observation):
+        return None
     walked, said, fault = len(_free_queue(observation)), view.free_count(), view.queue_fault()
     if fault:
         return (violation("REF.queue-shape", "links-broken", fault),)
@@ -93,7 +96,7 @@ def queue_shape(observation: Observation) -> Verdict:
 
 
 def double_free(observation: Observation) -> Verdict:
-    walked = _free_queue(observation)
+    walked = _free_queue(observation) if _whole(observation) else ()
     if not walked:
         return None
     if len(set(walked)) == len(walked):
@@ -108,7 +111,7 @@ def double_free(observation: Observation) -> Verdict:
 def null(observation: Observation) -> Verdict:
     view = observation.view
     broken = []
-    if NULL in _free_queue(observation):
+    if view.queued(NULL):
         broken.append(violation("REF.null", "null-queued", "the null block is in the free queue", block=NULL))
     for key in view.keys(NULL):
         witness = f"the null block is keyed as {show(key.state)} for group {key.group}"
@@ -130,12 +133,11 @@ def keys_map(observation: Observation) -> Verdict:
     carried = {(key.group, key.state, block) for block in blocks for key in view.keys(block)}
     if not carried and not isinstance(observation.event, Drained):
         return None  # building the map costs more than all other rules together
-    mapped = {
-        (group, state, block)
-        for (group, state), there in view.lookup_map().items()
-        for block in there
-        if block in blocks
-    }
+    found = view.lookup_map()
+    if _whole(observation):
+        mapped = {(*key, block) for key, there in found.items() for block in there if block in blocks}
+    else:
+        mapped = {(group, state, block) for group, state, block in carried if block in found.get((group, state), ())}
     broken: list[Violation] = []
     for group, state, block in carried - mapped:
         witness = f"block {block} carries the key {show(state)} of group {group}, which no lookup would find"

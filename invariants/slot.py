@@ -64,26 +64,27 @@ def key_slot(observation: Observation) -> Verdict:
         return None
     broken: list[Violation] = []
     judged = False
-    for (request, group), table in view.tables().items():
+    for _, block, request, group, slot in view.holders_of(keyed):
+        if group < 0 or slot < 0:
+            continue
         size = config.groups[group].block_size
         # A checkpoint is exported into the column before the chunk's last one, which may lie before its own; with
         # EAGLE's drop it is a unit earlier, so that the column may lie behind its own as well.
         early = 1 if config.groups[group].kind == "mamba" and config.checkpoint_blocks else 0
         late = early if config.eagle else 0
-        for slot, block in enumerate(table):
-            for key in keyed.get(block, ()):
-                judged = True
-                own = ceil_div(length_of(key.state), size) - 1
-                promise = f"block {block}, keyed as {show(key.state)} for group {key.group},"
-                cause = ""
-                if key.group != group:
-                    cause, witness = "key-of-other-group", f"{promise} lies in {request}'s table of group {group}"
-                elif not own - early <= slot <= own + late:
-                    cause = "key-in-other-slot"
-                    witness = f"{promise} lies in slot {slot} of {request}'s table instead of slot {own}"
-                if cause:
-                    where = at(block=block, slot=slot, group=group, request=request)
-                    broken.append(violation("SLOT.key-slot", cause, witness, **where))
+        for key in keyed[block]:
+            judged = True
+            own = ceil_div(length_of(key.state), size) - 1
+            promise = f"block {block}, keyed as {show(key.state)} for group {key.group},"
+            cause = ""
+            if key.group != group:
+                cause, witness = "key-of-other-group", f"{promise} lies in {request}'s table of group {group}"
+            elif not own - early <= slot <= own + late:
+                cause = "key-in-other-slot"
+                witness = f"{promise} lies in slot {slot} of {request}'s table instead of slot {own}"
+            if cause:
+                where = at(block=block, slot=slot, group=group, request=request)
+                broken.append(violation("SLOT.key-slot", cause, witness, **where))
     return broken if judged else None
 
 

@@ -4,13 +4,17 @@ errors to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import io
+import math
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,7 +22,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvproof import subjects
-from kvproof.errors import INTERRUPTED, USAGE, UsageError, explain
+from kvproof.errors import INTERRUPTED, USAGE, UsageError, explain, one_line, require_file, require_folder, stop
 from kvproof.report import Report
 
 app = typer.Typer(
@@ -31,16 +35,42 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_STOPS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform != "win32":
+    _STOPS.append(signal.SIGALRM)
+
 VERIFY_STEPS = 60_000
 VERIFY_SECONDS = 100.0
 FUZZ_STEPS = 50_000
+MOST_STEPS = 10**12
+MOST_SEED = 2**63 - 1
+MOST_WORKERS = 64
+"""Each worker takes 200 MB of its own. A run repeats with the same number of workers only, so this is no matter of the
+cores that a machine happens to have."""
+
+
+def _a_number(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is no number of seconds")
+    return value
+
 
 SubjectArgument = Annotated[
     str, typer.Argument(metavar="SUBJECT", help=f"vllm (installed here), vllm=={subjects.NEWEST} or vllm@PATH")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Where the random search starts; printed in any case.")]
-Seconds = Annotated[float | None, typer.Option(min=1, help="Stop after that long, counted after the import.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes to search with (default: one per core).")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=MOST_SEED, help="Where the random search starts; printed in any case.")
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(min=1, callback=_a_number, help="Stop after that long, counted after the import."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MOST_WORKERS, help="Processes to search with (default: one per core), 200 MB of memory each."
+    ),
+]
 Known = Annotated[
     Path | None,
     typer.Option("--findings", metavar="DIR", help="Known findings (default: those that kvproof comes with)."),
@@ -68,7 +98,12 @@ def _root(
 @app.command()
 def verify(
     seed: Seed = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Engine steps to fuzz.")] = VERIFY_STEPS,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_STEPS, help="Engine steps to fuzz. Whole runs are taken, so up to a few hundred more."
+        ),
+    ] = VERIFY_STEPS,
     seconds: Seconds = VERIFY_SECONDS,
     workers: Workers = None,
     report_folder: Annotated[Path, typer.Option("--report", metavar="DIR", help="Where the reports go.")] = Path(
@@ -83,14 +118,14 @@ def verify(
     from kvproof.verify import verify as run
 
     seed = secrets.randbits(32) if seed is None else seed
-    fuzzing.check_folder(report_folder)
+    kept, smt = report_folder / "findings", report_folder / "smt"
+    _require_reports("verify", report_folder)
+    require_folder(kept, "findings")
+    require_folder(smt, "proofs")
     report = Report("verify", SUBJECT, facts={"seed": seed})
-    options = fuzzing.Options(seed, steps, seconds, workers or _cores(), report_folder / "findings", known)
-    run(report, options, report_folder / "smt", say)
-    code = _finish(report, report_folder, functools.partial(show, brief=True))
-    if report.problem:
-        _complain(report.problem)
-    return code
+    options = fuzzing.Options(seed, steps, seconds, workers or _cores(), kept, known)
+    run(report, options, smt, say)
+    return _finish(report, report_folder, functools.partial(show, brief=True))
 
 
 @app.command()
@@ -102,6 +137,9 @@ def prove(
     from kvproof import proofs
     from kvproof.table import say, show
 
+    if out is not None:
+        require_folder(out, "proofs")
+    _require_reports("prove", report_folder)
     report = Report("prove")
     try:
         report.rows.extend(proofs.prove(out, say))
@@ -115,7 +153,12 @@ def prove(
 def fuzz(
     subject: SubjectArgument,
     seed: Seed = None,
-    steps: Annotated[int, typer.Option(min=1, help="Engine steps to take at most.")] = FUZZ_STEPS,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_STEPS, help="Engine steps to take. Whole runs are taken, so up to a few hundred more."
+        ),
+    ] = FUZZ_STEPS,
     seconds: Seconds = None,
     workers: Workers = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where scenario files go.")] = Path("kvproof-findings"),
@@ -125,23 +168,23 @@ def fuzz(
     report_folder: ReportFolder = None,
 ) -> int:
     """Drive a real release at random through its own scheduler and report what breaks."""
+    import msgspec
+
     from kvproof import fuzzing
     from kvproof.table import say, show
 
     target = subjects.parse(subject)
-    seed = secrets.randbits(32) if seed is None else seed
-    options = fuzzing.Options(seed, steps, seconds, workers or _cores(), out, known)
-    say(f"fuzzing {target.text} from seed {seed}")
-    record = fuzzing.fuzz(target, options, say)
+    require_folder(out, "findings")
     if json_file is not None:
-        import msgspec
-
-        _write(json_file, msgspec.json.encode(record).decode())
-    seen = sum(known.seen is not None for known in record.known)
+        require_file(json_file, "the result")
+    _require_reports("fuzz", report_folder)
+    seed = secrets.randbits(32) if seed is None else seed
+    record = fuzzing.fuzz(target, fuzzing.Options(seed, steps, seconds, workers or _cores(), out, known), say)
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
-    report.facts.update(seed=record.seed, steps=record.steps, examples=record.examples)
-    report.facts.update(new=len(record.findings), known=seen, seconds=record.seconds)
-    return _finish(report, report_folder, show)
+    report.facts.update(seed=record.seed, **record.facts())
+    report.ended = record.ended
+    files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
+    return _finish(report, report_folder, show, files)
 
 
 @app.command()
@@ -156,6 +199,7 @@ def replay(
     from kvproof.table import say, show, write
 
     target = subjects.parse(on)
+    _require_reports("replay", report_folder)
     report = Report("replay", target.text)
     text = replaying.replay(report, scenario, target, known, say)
     write(text.rstrip() + "\n\n")
@@ -190,13 +234,23 @@ def export(
     if out is None or str(out) == "-":
         write(text)
         return 0
+    require_file(out, "the export")
     _write(out, text)
     write(f"kvproof: export {scenario} form={form.value} file={out} exit=0\n")
     return 0
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
+
+
+def _require_reports(command: str, folder: Path | None) -> None:
+    """Refuse a folder that the reports can't be written to, before anything is searched."""
+    if folder is not None:
+        require_folder(folder, "the report")
+        for kind in ("json", "xml"):
+            require_file(folder / f"{command}.{kind}", "the report")
 
 
 def _write(file: Path, text: str) -> None:
@@ -208,12 +262,48 @@ def _write(file: Path, text: str) -> None:
         raise UsageError(f"can't write {file}: {error.strerror or error}") from error
 
 
-def _finish(report: Report, folder: Path | None, show: Any) -> int:
-    # The report files come first: a reader that closes the pipe early must not cost them.
-    if folder is not None:
-        report.save(folder)
-    show(report)
+def _finish(report: Report, folder: Path | None, show: Any, files: Mapping[Path, str] | None = None) -> int:
+    """Write what was asked for, show the rest, and return the exit code. What can't be written is still shown.
+
+    The files come first: a reader that closes the pipe early must not cost them. From here on an interrupt is too late:
+    what is left takes a moment, and must not be lost to somebody who presses Ctrl-C twice.
+    """
+    with _uninterrupted():
+        for file, text in (files or {}).items():
+            with _noting(report):
+                _write(file, text)
+        if folder is not None:
+            with _noting(report):
+                report.save(folder)
+        with _noting(report):
+            show(report)
+        if report.problem:
+            _complain(report.problem)
     return report.exit_code
+
+
+@contextlib.contextmanager
+def _noting(report: Report) -> Iterator[None]:
+    """What can't be written is the environment's problem, and no more than that."""
+    try:
+        yield
+    except UsageError as error:
+        report.problem = "; ".join(filter(None, [report.problem, str(error)]))
+    except OSError as error:
+        report.problem = report.problem or f"can't write to standard output: {error.strerror or error}"
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _complain(message: str) -> None:
@@ -231,25 +321,45 @@ def run(arguments: Sequence[str] | None = None) -> int:
         _complain("interrupted")
         return INTERRUPTED
     except Exception as error:
-        if hasattr(error, "format_message"):  # what the option parser says of wrong options
-            _complain(f"{error.format_message()} (kvproof --help lists what there is)")
-            return USAGE
-        if type(error).__name__ == "Abort":  # how the option parser passes on Ctrl-C
+        cause: BaseException = error
+        if type(error).__name__ == "Abort":  # what the option parser makes of Ctrl-C, and of whatever ended too early
+            cause = error.__cause__ or error
+        if stop.came or isinstance(cause, KeyboardInterrupt):
             _complain("interrupted")
             return INTERRUPTED
-        message, code = explain(error)
+        if hasattr(cause, "format_message"):  # what the option parser says of wrong options
+            _complain(f"{one_line(cause.format_message())} (kvproof --help lists what there is)")
+            return USAGE
+        message, code = explain(cause)
         _complain(message)
         return code
 
 
 def main() -> NoReturn:
     """Entry point of the ``kvproof`` script."""
-    signal.signal(signal.SIGTERM, _terminate)
-    # A shell that started this in the background made it ignore interrupts; asked for one, it must stop all the same.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(run())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what a terminal can't show must not end a run
+    # A polite end (a CI server's time limit) keeps what was found, as Ctrl-C does. A shell that started this in the
+    # background made it ignore interrupts; asked for one, it must stop all the same.
+    for number in _STOPS:
+        signal.signal(number, stop)
+    sys.unraisablehook = _raise_again
+    code = run()
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)  # all is said and done: what is left is the interpreter's own end
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, of which has been told: the interpreter must not tell again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
-    """A polite end (a CI server's time limit) keeps what was found, as Ctrl-C does."""
-    raise KeyboardInterrupt
+def _raise_again(lost: Any) -> None:
+    """An interrupt that came up in a destructor or in a callback of the garbage collector is lost there. It is tried
+    once more a moment later."""
+    # Of one that comes up while it calls a library, ctypes makes an error about the argument.
+    if not issubclass(lost.exc_type, KeyboardInterrupt) and "KeyboardInterrupt" not in str(lost.exc_value):
+        sys.__unraisablehook__(lost)
+    elif sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_REAL, 0.01)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from kvproof.errors import CheckerError
+from kvproof.errors import CheckerError, stop
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
@@ -98,6 +98,10 @@ class Replay(Protocol):
     @property
     def text(self) -> str: ...
     @property
+    def spoiled(self) -> bool: ...
+    @property
+    def follows(self) -> frozenset[tuple[str, str]]: ...
+    @property
     def error(self) -> str: ...
 
 
@@ -114,7 +118,24 @@ def load(module: str, name: str) -> Any:
 
 
 def prove(out: Path | None, progress: Progress) -> Sequence[Claim]:
-    return cast("Sequence[Claim]", load("kvproof.models.smt", "prove")(out, progress))
+    """Every claim as both solvers judge it. An interrupt is let in between two claims.
+
+    Amid a solver's call it would come out as anything, or be lost; and Z3 takes Ctrl-C for itself unless told not to.
+    """
+
+    def told(line: str) -> None:
+        stop.check()
+        progress(line)
+
+    run = load("kvproof.models.smt", "prove")
+    load("z3", "set_param")(ctrl_c=False)
+    stop.held = True
+    try:
+        claims = run(out, told)
+    finally:
+        stop.held = False
+    stop.check()
+    return cast("Sequence[Claim]", claims)
 
 
 def catalogue() -> Sequence[Entry]:
@@ -133,6 +154,8 @@ def campaign(
     progress: Progress | None,
 ) -> Campaign:
     run = load("kvproof.models.stateful.campaign", "run")
+    if progress is not None:
+        progress(f"fuzzing {subject.name} from seed {seed}")
     return cast(
         "Campaign",
         run(subject, seed=seed, steps=steps, seconds=seconds, workers=workers, known=known, progress=progress),

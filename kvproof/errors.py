@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 import traceback
+from pathlib import Path
 from typing import Final
 
 from kvproof.spec.config import ConfigError
@@ -26,13 +29,73 @@ class CheckerError(Exception):
     """A checker, not what it checks, went wrong. The message is one line."""
 
 
+class Stop:
+    """What a signal that asks for an end does: it raises ``KeyboardInterrupt``, and is remembered.
+
+    An interrupt while libraries are imported may be swallowed there, or come out as an error of their own. ``held``:
+    the first one waits for :meth:`check`, for the sake of code that an exception from nowhere would leave in disorder.
+    """
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.held = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.came += 1
+        if not self.held or self.came > 1:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+
+
+stop: Final = Stop()
+
+
 def explain(error: BaseException) -> tuple[str, int]:
     """One line about ``error`` and the exit code. With ``KVPROOF_DEBUG=1`` in the environment the trace follows."""
     message, code = _explain(error)
-    message = " ".join(message.split())
+    message = one_line(message)
     if os.environ.get("KVPROOF_DEBUG") == "1":
         message += "\n" + "".join(traceback.format_exception(error)).rstrip()
     return message, code
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks, and without what would move a terminal's cursor or change its colours."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+
+
+def require_folder(folder: Path, what: str) -> None:
+    """Refuse now, rather than after long work, a folder that ``what`` can't be written to. Makes nothing.
+
+    Raises :class:`UsageError`.
+    """
+    place = folder
+    try:
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            there = "is a file where a folder is wanted" if place.exists() else "is no folder"
+            raise UsageError(f"can't write {what} to {folder}: {place} {there}: name another folder")
+        # Asking for permission is not enough: root has it everywhere, and a full or a read-only disk gives it, too.
+        with tempfile.TemporaryFile(dir=place) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        reason = f"nothing can be made in {place} ({error.strerror or error})"
+        raise UsageError(f"can't write {what} to {folder}: {reason}: name another folder") from error
+
+
+def require_file(file: Path, what: str) -> None:
+    """The same for a file, which is there to be replaced or not there yet. Devices and pipes are fine."""
+    if file.is_dir():
+        raise UsageError(f"can't write {what} to {file}: it is a folder: name a file")
+    if not file.exists() or file.is_file():
+        try:
+            require_folder(file.parent, what)
+        except UsageError as error:
+            raise UsageError(str(error).replace(f" to {file.parent}: ", f" to {file}: ", 1)) from error
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
@@ -46,6 +109,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return "interrupted", INTERRUPTED
     if isinstance(error, ImportError):
         return _explain_import(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"can't write{f' {error.filename}' if error.filename else ''}: {error.strerror}: free some room", USAGE
     return f"a checker failed: {type(error).__name__}: {error} (KVPROOF_DEBUG=1 shows where)", UNDETERMINED
 
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from kvproof import scenario_file
 from kvproof.errors import UsageError
 from kvproof.spec.scenario import ScenarioError
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 PACKAGE = "kvproof.known"
 
@@ -55,19 +59,29 @@ class Known:
 def load(folder: Path | None = None) -> tuple[Record, ...]:
     """All records, of ``folder`` or else of this package. Raises :class:`UsageError` naming the damaged file."""
     if folder is not None and not folder.is_dir():
-        raise UsageError(f"no folder of known findings at {folder}")
+        found = "a file is there" if folder.exists() else "nothing is there"
+        raise UsageError(f"no folder of known findings at {folder}: {found}")
     place = folder if folder is not None else importlib.resources.files(PACKAGE)
-    files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    records = []
-    for file in files:
-        try:
-            record = msgspec.json.decode(file.read_bytes(), type=Record)
-            if record.scenario is not None:
-                scenario_file.parse(record.scenario)
-            records.append(record)
-        except (msgspec.DecodeError, ScenarioError, UnicodeDecodeError, OSError) as error:
-            raise UsageError(f"known finding {file.name} can't be read: {error}".replace("`", "")) from error
-    return tuple(records)
+    try:
+        files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+    except OSError as error:
+        raise UsageError(f"the known findings in {place} can't be read: {error.strerror or error}") from error
+    return tuple(_read(file, somebodys=folder is not None) for file in files)
+
+
+def _read(file: Traversable, somebodys: bool) -> Record:
+    """One record. ``somebodys``: it did not come with kvproof, so its invariant may be one that there isn't."""
+    try:
+        record: Record = scenario_file.convert(scenario_file.decode(file.read_bytes()), Record)
+        if somebodys:
+            scenario_file.check_invariant(record.invariant)
+        if record.scenario is not None:
+            scenario_file.parse(record.scenario)
+        _ranges(record)
+    except (ScenarioError, OSError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UsageError(f"known finding {file} can't be read: {reason}") from error
+    return record
 
 
 def known_for(records: Iterable[Record], release: str) -> Known:
@@ -76,19 +90,21 @@ def known_for(records: Iterable[Record], release: str) -> Known:
 
 
 def _covers(record: Record, release: str) -> bool:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.version import InvalidVersion, Version
 
-    ranges = [record.releases] if isinstance(record.releases, str) else record.releases
     try:
         version = Version(Version(release).base_version)  # a build of 0.33.0 with local changes is known as 0.33.0
     except InvalidVersion:
         return True
+    return any(one.contains(version, prereleases=True) for one in _ranges(record))
+
+
+def _ranges(record: Record) -> list[SpecifierSet]:
+    """The releases as sets. Raises :class:`ScenarioError`."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    ranges = [record.releases] if isinstance(record.releases, str) else record.releases
     try:
-        return any(
-            SpecifierSet(r if r[:1] in "<>=!~" else f"=={r}").contains(version, prereleases=True) for r in ranges
-        )
+        return [SpecifierSet(one if one[:1] in "<>=!~" else f"=={one}") for one in ranges]
     except InvalidSpecifier as error:
-        raise UsageError(
-            f"known finding {record.invariant} {record.cause} has an unreadable release range: {error}"
-        ) from error
+        raise ScenarioError(f"it has an unreadable release range: {error}") from error

@@ -1,5 +1,8 @@
 """One fuzz campaign: run it, keep every finding as a file, and tell the known ones from the new.
 
+Known findings that the campaign did not come across are looked for by their recorded scenarios at its end, so that each
+is said to be there or gone.
+
 The result is a :class:`FuzzRecord`, plain data that is also what ``--json`` writes, so that ``verify`` can run a
 campaign in a process of its own (a release is imported into the process that drives it) and read the outcome.
 """
@@ -16,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from kvproof import engines, findings, scenario_file, subjects
-from kvproof.errors import UsageError
+from kvproof import engines, recorded, scenario_file, subjects
+from kvproof.recorded import KnownFinding
 from kvproof.report import Outcome, Row
 from kvproof.spec.finding import Finding
 from kvproof.spec.scenario import Scenario
@@ -34,18 +37,6 @@ class NewFinding(msgspec.Struct, frozen=True):
     @property
     def invariant(self) -> str:
         return str(self.finding["invariant"])
-
-
-class KnownFinding(msgspec.Struct, frozen=True):
-    """A record for this release. ``seen`` is after how many seconds the campaign came across it, if it did."""
-
-    invariant: str
-    cause: str
-    status: str
-    reference: str
-    reasoning: str
-    scenario: dict[str, Any] | None
-    seen: float | None
 
 
 class FuzzRecord(msgspec.Struct, frozen=True):
@@ -65,6 +56,19 @@ class FuzzRecord(msgspec.Struct, frozen=True):
     known: list[KnownFinding]
     errors: list[str]
     """Mistakes of a checker, or lost workers: with any, nothing is claimed beyond the findings."""
+    lacking: dict[str, str] = {}
+    """Invariants that the subject has no mechanism for, and why."""
+    ended: str = ""
+    """What ended the campaign, in words."""
+
+    def facts(self) -> dict[str, int | float]:
+        """The numbers of a report's result line. ``known`` counts those that were seen or that their scenario shows."""
+        new = {(f.invariant, f.finding["cause"]) for f in self.findings}
+        new |= {(invariant, cause) for known in self.known for invariant, cause, _ in known.besides}
+        gone = sum(known.gone for known in self.known)
+        facts: dict[str, int | float] = {"steps": self.steps, "examples": self.examples, "new": len(new)}
+        facts["known"] = sum(known.seen is not None or bool(known.shown) for known in self.known)
+        return {**facts, **({"gone": gone} if gone else {}), "seconds": self.seconds}
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -80,8 +84,8 @@ class Options(msgspec.Struct, frozen=True):
 
 def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) -> FuzzRecord:
     """Run the campaign. What was found before an interrupt is in the record, and on disk."""
-    known = findings.known_for(findings.load(options.known), target.release)
-    check_folder(options.out)
+    known = recorded.records_for(options.known, target.release)
+    identities = frozenset(finding.identity for finding in known)
     subject = subjects.open_subject(target, progress)
     campaign = engines.campaign(
         subject,
@@ -89,11 +93,15 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
         steps=options.steps,
         seconds=options.seconds,
         workers=options.workers,
-        known=known.identities,
+        known=identities,
         progress=progress,
     )
-    new = [finding for finding in campaign.findings if finding.violation.identity not in known.identities]
+    new = [finding for finding in campaign.findings if finding.violation.identity not in identities]
     first_seen = dict(campaign.first_seen)
+    kept = [_keep(f, options.out, target, progress, first_seen.get(f.violation.identity)) for f in new]
+    passed_over = identities | {finding.violation.identity for finding in new}
+    seen = [msgspec.structs.replace(finding, seen=first_seen.get(finding.identity)) for finding in known]
+    told, errors, interrupted = recorded.look_again(subject, seen, passed_over, campaign.interrupted, progress)
     return FuzzRecord(
         subject=target.text,
         release=target.release,
@@ -101,28 +109,25 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
         steps=campaign.steps,
         examples=campaign.examples,
         seconds=campaign.seconds,
-        interrupted=campaign.interrupted,
+        interrupted=interrupted,
         families=sorted(subject.families()),
         evaluations=dict(campaign.evaluations),
         coverage=dict(campaign.coverage),
-        findings=[_keep(f, options.out, target, progress, first_seen.get(f.violation.identity)) for f in new],
-        known=[
-            KnownFinding(
-                r.invariant, r.cause, r.status, r.reference, r.reasoning, r.scenario, first_seen.get(r.identity)
-            )
-            for r in known.records
-        ],
-        errors=list(campaign.errors),
+        findings=kept,
+        known=told,
+        errors=[*campaign.errors, *errors],
+        lacking=dict(subject.lacking()),
+        ended=_ended(campaign, options),
     )
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that findings can't be written to now, rather than after a long search."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise UsageError(f"can't keep findings in {folder}: {place} is not a folder")
+def _ended(campaign: engines.Campaign, options: Options) -> str:
+    if campaign.interrupted:
+        return "ended by an interrupt"
+    # Where both bounds were passed it can't be told which came first: then a repeat is promised nothing.
+    if options.seconds is not None and campaign.seconds >= options.seconds:
+        return f"ended by seconds={options.seconds:g}: a repeat may go further or less far"
+    return f"ended by steps={options.steps}" if campaign.steps >= options.steps else "ended early"
 
 
 def _keep(
@@ -152,18 +157,23 @@ def replay_command(file: str, subject: str) -> str:
 
 
 def rows(record: FuzzRecord, *, show_known: bool = False) -> list[Row]:
-    """The record as rows: one per invariant of the catalogue, then one per finding, the new ones first."""
+    """The record as rows: one per invariant of the catalogue, then one per finding: new, gone, known.
+
+    ``show_known``: known findings with their whole reasoning and their scenario.
+    """
     return [
         *_invariant_rows(record),
         *(_new_row(found, record.subject) for found in record.findings),
-        *(_known_row(known, show_known) for known in record.known),
+        *(row for known in record.known for row in _besides_rows(known, record.subject)),
+        *(_known_row(known, record, show_known) for known in sorted(record.known, key=lambda known: not known.gone)),
         *(Row("run", "fuzz", "error", "error", error) for error in record.errors),
     ]
 
 
 def _invariant_rows(record: FuzzRecord) -> Iterable[Row]:
     new = {found.invariant for found in record.findings}
-    known = {found.invariant for found in record.known if found.seen is not None}
+    new |= {invariant for known in record.known for invariant, _, _ in known.besides}
+    known = {found.invariant for found in record.known if not found.gone}
     for entry in engines.catalogue():
         count = record.evaluations.get(entry.id, 0)
         detail = f"{count:,} evaluations in {record.steps:,} steps"
@@ -176,6 +186,8 @@ def _invariant_rows(record: FuzzRecord) -> Iterable[Row]:
         elif entry.family not in record.families:
             verdict, outcome = "not applicable", "skip"
             detail = f"this subject can't show the family {entry.family}"
+        elif entry.id in record.lacking:
+            verdict, outcome, detail = "not applicable", "skip", record.lacking[entry.id]
         elif count == 0:
             verdict, outcome = "undetermined", "undetermined"
             detail = f"never exercised in {record.steps:,} steps"
@@ -203,18 +215,35 @@ def _new_row(found: NewFinding, subject: str) -> Row:
     )
 
 
-def _known_row(known: KnownFinding, show: bool) -> Row:
-    seen = known.seen is not None
+def _besides_rows(known: KnownFinding, subject: str) -> Iterable[Row]:
+    """What a recorded scenario shows besides what it is recorded for is as new as what the search finds."""
+    for invariant, cause, witness in known.besides:
+        shown = f"shown by the recorded scenario of {known.invariant} {known.cause}"
+        text = f"{witness}\n{shown}\nreplay: {replay_command(known.file, subject)}"
+        yield Row("finding", f"{invariant} {cause}", "new", "fail", witness, text=text)
+
+
+def _known_row(known: KnownFinding, record: FuzzRecord, show: bool) -> Row:
     what = ", ".join(part for part in (known.status, known.reference) if part)
     text = ""
-    if show and known.scenario is not None:
-        text = f"{known.reasoning}\n{Scenario.from_dict(known.scenario).text()}"
+    if show:
+        text = f"{what}: {known.reasoning}"
+        if known.scenario is not None:
+            text += f"\n{Scenario.from_dict(known.scenario).text()}"
+    pointer = f"record: {known.file}"
+    if known.gone and record.release:
+        pointer = f"update the record: {known.file} (it names {record.release})"
     return Row(
         kind="finding",
         id=f"{known.invariant} {known.cause}",
-        verdict="known" if seen else "not seen",
+        verdict=known.verdict,
         outcome="info",
-        detail=f"{what}: {known.reasoning}" if seen else f"recorded for this release ({what}), but gone or not reached",
+        detail=f"{what}: {first_sentence(known.reasoning)}",
         text=text,
+        pointer=pointer,
         data=msgspec.to_builtins(known),
     )
+
+
+def first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]

@@ -37,7 +37,7 @@ def junit(report: Report) -> str:
 def _case(suite: ET.Element, report: Report, row: Row, tag: str) -> None:
     case = ET.SubElement(suite, "testcase", name=_clean(row.id), classname=f"kvproof.{report.command}.{row.kind}")
     case.set("time", f"{row.seconds:.3f}")
-    body = "\n".join(filter(None, [row.statement, row.detail, row.text]))
+    body = "\n".join(filter(None, [row.statement, row.detail, row.text, row.pointer]))
     if tag:
         ET.SubElement(case, tag, message=_clean(f"{row.verdict}: {row.detail}")).text = _clean(body)
     else:

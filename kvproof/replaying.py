@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvproof import engines, findings, scenario_file, subjects
-from kvproof.report import Report, Row
+from kvproof.report import Outcome, Report, Row
 from kvproof.spec.finding import Violation
 
 
@@ -23,24 +23,33 @@ def replay(report: Report, file: Path, target: subjects.Target, known: Path | No
     seen: dict[tuple[str, str], Violation] = {}
     for violation in result.violations:
         seen.setdefault(violation.identity, violation)
-    for violation in seen.values():
-        record = next((r for r in records.records if r.identity == violation.identity), None)
-        if violation.identity == asked:
-            verdict, fails = "reproduced", True
-        elif record is not None:
-            verdict, fails = f"known ({record.status})", False
+    status = {record.identity: record.status for record in records.records}
+    outcome: Outcome
+    for identity, violation in seen.items():
+        if identity in status:
+            verdict, fails = f"known: recorded as {status[identity]}", False
+        elif identity in result.follows:
+            verdict, fails = "consequence: it came with the violation that ended the run", False
         else:
-            verdict, fails = "new", True
-        title = " ".join(violation.identity)
-        report.rows.append(Row("finding", title, verdict, "fail" if fails else "info", violation.witness))
+            verdict, fails = "new: not recorded for this release", True
+        if identity == asked:
+            verdict, fails = f"reproduced ({verdict})", True
+        outcome = "fail" if fails else "info"
+        report.rows.append(Row("finding", " ".join(identity), verdict, outcome, violation.witness))
     if asked is not None and asked not in seen:
-        report.rows.append(Row("finding", " ".join(asked), "gone", "pass", "this scenario does not show it here"))
+        why = "another violation ended the run before it could show" if result.spoiled else "not shown by this scenario"
+        verdict, outcome = ("undetermined", "undetermined") if result.spoiled else ("gone", "pass")
+        report.rows.append(Row("finding", " ".join(asked), verdict, outcome, why))
     evaluations = sum(result.evaluations.values())
     if result.error:
         report.rows.append(Row("run", "replay", "error", "error", f"the checker failed: {result.error}"))
     elif evaluations == 0:
         report.rows.append(Row("run", "replay", "undetermined", "undetermined", "no invariant was exercised"))
     report.facts.update(steps=result.steps, evaluations=evaluations, violations=len(seen))
+    if seen:
+        new = seen.keys() - status.keys() - result.follows
+        report.facts.update(new=len(new), known=len(seen.keys() & status.keys()))
+        report.only_known = True
     if asked is not None:
         report.facts["reproduced"] = "yes" if asked in seen else "no"
     return result.text

@@ -22,10 +22,10 @@ Outcome = Literal["pass", "fail", "undetermined", "error", "skip", "info"]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``text`` is whatever a person needs to see in full below it.
+    """One thing that was established. ``detail`` says it in a line or a few, ``text`` is what must be seen in full.
 
-    ``brief`` stands for ``detail`` where many rows share a table. ``belongs_to`` is the row that this one only supports
-    (an old fault that a claim must catch): there it is named in that row as long as it passes.
+    ``pointer`` is a line that says where more is kept. ``belongs_to`` is the row of the same kind that this one only
+    supports (an old fault that a claim must catch): a short table names it in that row as long as it passes.
     """
 
     kind: Kind
@@ -33,10 +33,10 @@ class Row:
     verdict: str
     outcome: Outcome
     detail: str = ""
-    brief: str = ""
     belongs_to: str = ""
     statement: str = ""
     text: str = ""
+    pointer: str = ""
     seconds: float = 0.0
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -50,6 +50,10 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, str | int | float] = field(default_factory=dict)
     """Numbers of the run (seed, steps, seconds …), shown in the result line in this order."""
+    ended: str = ""
+    """Which bound ended a search, in words for the result line; empty where nothing was searched."""
+    only_known: bool = False
+    """Set where something showed: if nothing fails, all of it was recorded, which is not the same as a clean run."""
     interrupted: bool = False
     problem: str = ""
     """Why the environment kept a part from running at all; empty if nothing did."""
@@ -68,20 +72,21 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The run's verdict in one word: met, refuted, found, interrupted, environment, error or undetermined."""
+        """The run's verdict in one word: met, known, refuted, found, interrupted, environment, error, undetermined."""
         code = self.exit_code
         if code == FOUND:
             return "refuted" if any(r.outcome == "fail" and r.kind == "proof" for r in self.rows) else "found"
         if code == UNDETERMINED:
             return "error" if any(r.outcome == "error" for r in self.rows) else "undetermined"
-        return {MET: "met", INTERRUPTED: "interrupted", USAGE: "environment"}[code]
+        return {MET: "known" if self.only_known else "met", INTERRUPTED: "interrupted", USAGE: "environment"}[code]
 
     def result_line(self) -> str:
         """One line that scripts can grep: ``kvproof: verify vllm==0.33.0 seed=1 … verdict=met exit=0``."""
         facts = [f"{name}={round(v, 1) if isinstance(v, float) else v}" for name, v in self.facts.items()]
         head = ["kvproof:", self.command, *([self.subject] if self.subject else [])]
+        ended = [self.ended] if self.ended else []
         interrupted = ["interrupted=yes"] if self.interrupted else []
-        return " ".join([*head, *facts, *interrupted, f"verdict={self.verdict}", f"exit={self.exit_code}"])
+        return " ".join([*head, *facts, *ended, *interrupted, f"verdict={self.verdict}", f"exit={self.exit_code}"])
 
     def to_data(self) -> dict[str, Any]:
         """The report as plain data, the same that the JSON file holds."""
@@ -94,6 +99,7 @@ class Report:
             "interrupted": self.interrupted,
             "problem": self.problem,
             "facts": self.facts,
+            "ended": self.ended,
             "rows": [dataclasses.asdict(row) for row in self.rows],
         }
 

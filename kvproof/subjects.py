@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from kvproof import engines
-from kvproof.errors import UsageError
+from kvproof.errors import UsageError, stop
 from kvproof.spec.subject import Subject
 
 OLDEST: Final = "0.26.0"
@@ -38,13 +38,16 @@ def parse(text: str) -> Target:
         return Target(text, "installed", _installed_release())
     if text.startswith("vllm=="):
         release = text.removeprefix("vllm==").strip()
-        if not re.fullmatch(r"[0-9][0-9A-Za-z.!+-]*", release):
+        if not re.fullmatch(r"[0-9][0-9A-Za-z.!+-]{0,60}", release):
             raise UsageError(f"{text!r} names no release: write it as in vllm=={NEWEST}")
         if _numbers(release) < _numbers(OLDEST):
             raise UsageError(f"vLLM {release} is too old to be driven: use {OLDEST} or newer")
         return Target(text, "release", release)
     if text.startswith("vllm@"):
-        path = Path(text.removeprefix("vllm@")).expanduser()
+        try:
+            path = Path(text.removeprefix("vllm@")).expanduser()
+        except RuntimeError as error:
+            raise UsageError(f"{text!r} names no folder: {error}") from error
         if not (path / "vllm" / "__init__.py").is_file():
             raise UsageError(f"no vLLM checkout at {path}: name the folder that contains vllm/__init__.py")
         return Target(text, "checkout", _checkout_release(path), path.resolve())
@@ -66,7 +69,9 @@ def open_subject(target: Target, progress: engines.Progress) -> Subject:
     elif target.kind == "installed" and importlib.util.find_spec("vllm") is None:
         raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
     progress(f"importing {target.text}")
-    return engines.vllm_subject(tree, target.text)
+    subject = engines.vllm_subject(tree, target.text)
+    stop.check()
+    return subject
 
 
 def _installed_release() -> str:
@@ -90,4 +95,5 @@ def _checkout_release(path: Path) -> str:
 
 def _numbers(release: str) -> tuple[int, ...]:
     found = re.match(r"[0-9]+(?:\.[0-9]+)*", release)
-    return tuple(map(int, found.group().split("."))) if found else ()
+    numbers = tuple(map(int, found.group().split("."))) if found else ()
+    return numbers + (0,) * (3 - len(numbers))

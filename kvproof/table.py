@@ -1,16 +1,21 @@
-"""The report as people read it: one table, then what needs more than a line, then the result line."""
+"""The report as people read it: proofs, invariants and findings, each in its own form, then the result line."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvproof.proofs import SOLVERS
 from kvproof.report import Report, Row
 
 _STYLES: Final = {
@@ -21,8 +26,8 @@ _STYLES: Final = {
     "skip": "dim",
     "info": "cyan",
 }
-_TITLES: Final = {"proof": "proofs", "invariant": "invariants", "finding": "findings", "run": "run"}
-_WIDTH_WITHOUT_TERMINAL: Final = 120
+_GONE: Final = "bold yellow"
+_WIDTH_WITHOUT_TERMINAL: Final = 100
 _WIDTH_OF_NAMES: Final = 40
 
 
@@ -42,56 +47,125 @@ def write(text: str) -> None:
 
 
 def show(report: Report, *, brief: bool = False) -> None:
-    """Write the table, the texts of the rows that have one, and the result line.
+    """Write everything that was established, and the result line.
 
-    ``brief``: what passed takes one line and no text, and supporting rows that passed are named in the rows that they
-    support. The report files hold everything in any case.
+    ``brief``: proofs that came out as expected take a line or a few per family and not one or more each. The report
+    files hold everything in any case.
     """
-    rows = report.rows if not brief else [row for row in report.rows if not (row.belongs_to and row.outcome == "pass")]
-    texts = [row for row in rows if row.text and not (brief and row.outcome == "pass")]
     # A pipe gets a fixed width, so that what is stored does not depend on a window.
     out = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
     with out.capture() as captured:
-        if rows:
-            out.print(_table(report, rows, brief))
-        for row in texts:
+        if report.rows:
+            out.print(Text(f"kvproof {report.command} {report.subject}".strip(), style="bold"))
+        for kind, part in (("proof", _proofs), ("invariant", _invariants), ("finding", _findings), ("run", _runs)):
+            rows = [row for row in report.rows if row.kind == kind]
+            if rows:
+                out.print()
+                part(out, report, rows, brief)
+        if report.rows:
             out.print()
-            out.print(Text(f"{row.id}: {row.verdict}", style=_STYLES[row.outcome]))
-            # Neither wrapped nor marked up: a scenario or a command must stay as it is, to be copied.
+    text = "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
+    write(text + report.result_line() + "\n")
+
+
+def _proofs(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
+    claims, mutants = ([row for row in rows if bool(row.belongs_to) == mutant] for mutant in (False, True))
+    proved = f"{_passed(claims)} of {len(claims)} claims proved for all sizes ({SOLVERS}, premises satisfiable)"
+    proofs = "proofs (kvproof prove shows each in full)" if brief else "proofs"
+    _heading(out, f"{proofs}: {proved}, {_passed(mutants)} of {len(mutants)} mutants refuted")
+    if brief:
+        listed = [row for row in rows if row.outcome != "pass"]
+        out.print(_table(_families(rows)))
+    else:
+        listed = list(rows)
+    for row in listed:
+        out.print()
+        time = f" ({row.seconds:.1f} s)" if row.seconds else ""
+        _block(out, replace(row, id=f"{row.id}: {row.verdict}{time}", verdict="", text=""))
+        if row.text:
             out.out(row.text.rstrip(), highlight=False)
-        if rows:
-            out.print()
-    write(captured.get() + report.result_line() + "\n")
 
 
-def _table(report: Report, rows: Sequence[Row], brief: bool) -> Table:
-    table = Table(title=f"kvproof {report.command} {report.subject}".strip(), title_justify="left")
-    table.add_column("what", overflow="fold", max_width=_WIDTH_OF_NAMES)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("detail", overflow="fold", ratio=1)
-    table.add_column("s", justify="right", no_wrap=True)
-    shown = ""
+def _families(rows: Sequence[Row]) -> list[Row]:
+    """One row per family: the claims that were proved, each with the mutants that it catches."""
+    families: dict[str, list[str]] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
     for row in rows:
-        if row.kind != shown:
-            if shown:
-                table.add_section()
-            table.add_row(Text(_TITLES[row.kind], style="bold"), "", "", "")
-            shown = row.kind
-        table.add_row(
-            Text(f"  {row.id}"),
-            Text(row.verdict, style=_STYLES[row.outcome]),
-            Text(_detail(report, row, brief)),
-            _seconds(row),
-        )
+        family = row.id.partition(".")[0]
+        seconds[family] += row.seconds
+        if row.outcome == "pass" and not row.belongs_to:
+            caught = [r.id.removeprefix(f"{row.id}/") for r in rows if r.belongs_to == row.id and r.outcome == "pass"]
+            families.setdefault(family, []).append(row.id + (f" (catches {', '.join(caught)})" if caught else ""))
+    return [
+        Row("proof", family, "proved", "pass", ", ".join(names), seconds=seconds[family])
+        for family, names in families.items()
+    ]
+
+
+def _invariants(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
+    seconds = report.facts.get("seconds")
+    _heading(out, "invariants" + (f": fuzzed for {seconds:.1f} s" if isinstance(seconds, float) else ""))
+    out.print(_table(_together(rows) if brief else rows))
+
+
+def _together(rows: Sequence[Row]) -> list[Row]:
+    """What is not applicable for the same reason, in one row."""
+    left: list[Row] = []
+    for row in rows:
+        alike = [r for r in rows if (r.outcome, r.verdict, r.detail) == ("skip", row.verdict, row.detail)]
+        if len(alike) < 2:
+            left.append(row)
+        elif row is alike[0]:
+            left.append(replace(row, id=f"{row.id} and {len(alike) - 1} more"))
+    return left
+
+
+def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
+    counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
+    _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}")
+    for row in rows:
+        _block(out, row)
+
+
+def _runs(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
+    _heading(out, "run")
+    out.print(_table(rows))
+
+
+def _heading(out: Console, text: str) -> None:
+    out.print(Text(text, style="bold"))
+
+
+def _block(out: Console, row: Row) -> None:
+    """A row with lines of its own. What there is in full is neither wrapped nor marked up, to be copied as it is."""
+    gone = row.verdict.startswith("gone")
+    style = _GONE if gone else _STYLES[row.outcome]
+    out.print(Padding(Text(row.id, style="" if row.verdict else style), (0, 0, 0, 2)))
+    if row.verdict:
+        out.print(Padding(Text(row.verdict, style=style), (0, 0, 0, 4)))
+    if row.text:
+        out.out(row.text.rstrip(), highlight=False)
+    else:
+        # Where the rest is kept elsewhere, what fits into a line is enough.
+        short = bool(row.pointer)
+        for line in row.detail.splitlines():
+            out.print(Padding(Text(line, no_wrap=short, overflow="ellipsis" if short else None), (0, 0, 0, 4)))
+    if row.pointer:
+        out.out(f"    {row.pointer}", style=_GONE if gone else None, highlight=False)
+
+
+def _table(rows: Iterable[Row]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold", max_width=_WIDTH_OF_NAMES)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    table.add_column(justify="right", no_wrap=True)
+    for row in rows:
+        verdict = Text(row.verdict, style=_STYLES[row.outcome])
+        seconds = f"{row.seconds:.1f} s" if row.seconds else ""
+        table.add_row(Text(f"  {row.id}"), verdict, Text(row.detail or row.statement), seconds)
     return table
 
 
-def _detail(report: Report, row: Row, brief: bool) -> str:
-    if not brief:
-        return row.detail or row.statement
-    caught = [r.id.removeprefix(f"{row.id}/") for r in report.rows if r.belongs_to == row.id and r.outcome == "pass"]
-    return (row.brief or row.detail or row.statement) + (f"; catches {', '.join(caught)}" if caught else "")
-
-
-def _seconds(row: Row) -> str:
-    return f"{row.seconds:.1f}" if row.seconds else ""
+def _passed(rows: Sequence[Row]) -> int:
+    return sum(row.outcome == "pass" for row in rows)

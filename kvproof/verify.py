@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvproof import engines, fuzzing, proofs, subjects
+from kvproof import engines, findings, fuzzing, proofs, subjects
 from kvproof.errors import INTERRUPTED, USAGE, CheckerError, UsageError, explain
 from kvproof.report import Report, Row
 
@@ -24,7 +24,11 @@ _ERROR = "kvproof: error: "
 
 
 def verify(report: Report, options: fuzzing.Options, smt: Path | None, progress: engines.Progress) -> None:
-    """Fill ``report``. Never raises for what goes wrong in a part: the other parts' results are kept."""
+    """Fill ``report``. Never raises for what goes wrong in a part: the other parts' results are kept.
+
+    Raises :class:`UsageError` before anything is run where the known findings can't be read.
+    """
+    findings.known_for(findings.load(options.known), subjects.NEWEST)
     try:
         _part(report, "prove", lambda: report.rows.extend(proofs.prove(smt, progress)))
         _part(report, "fuzz", lambda: _fuzz(report, options, progress))
@@ -51,8 +55,8 @@ def _fuzz(report: Report, options: fuzzing.Options, progress: engines.Progress) 
         if file.exists():
             record = msgspec.json.decode(file.read_bytes(), type=fuzzing.FuzzRecord)
             report.rows.extend(fuzzing.rows(record))
-            seen = sum(known.seen is not None for known in record.known)
-            report.facts.update(steps=record.steps, examples=record.examples, new=len(record.findings), known=seen)
+            report.facts.update(record.facts())
+            report.ended = record.ended
             interrupted = interrupted or record.interrupted
         if interrupted or code == INTERRUPTED:
             raise KeyboardInterrupt

@@ -7,11 +7,35 @@ found by driving one is an artefact of an impossible set-up.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 GroupKind = Literal["full", "window", "mamba"]
 ConnectorKind = Literal["none", "sync", "async"]
+
+MOST_TOKENS: Final = 1_048_576
+"""The longest sequence. Engines are driven on plain Python objects, one per token and one per block (300 bytes each):
+far beyond this the machine would give up before the engine does."""
+
+MOST_BLOCKS: Final = 1_048_576
+MOST_TOKENS_A_BLOCK: Final = 65_536
+MOST_GROUPS: Final = 32
+BOUNDS: Final[Mapping[str, int]] = {
+    "num_blocks": MOST_BLOCKS,
+    "hash_unit": MOST_TOKENS_A_BLOCK,
+    "step_tokens": MOST_TOKENS,
+    "max_running": 16_384,
+    "max_model_len": MOST_TOKENS,
+    "speculative": 1_024,
+    "checkpoint_alignment": MOST_TOKENS,
+    "retention": MOST_TOKENS,
+    "long_prefill_threshold": MOST_TOKENS,
+    "load_steps": 1_024,
+}
+"""The largest value of each number in a configuration."""
+
+GROUP_BOUNDS: Final[Mapping[str, int]] = {"block_size": MOST_TOKENS_A_BLOCK, "window": MOST_TOKENS}
 
 
 class ConfigError(ValueError):
@@ -34,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Config:
-    """One engine. Sizes are in tokens unless the name says blocks.
+    """One engine. Sizes are in tokens unless the name says blocks; :data:`BOUNDS` has the largest of each.
 
     ``num_blocks`` counts the null block. ``retention`` is the retention interval: ``None`` keys every boundary, ``0``
     only replay boundaries, ``k`` one per k tokens. ``speculative`` is K. ``checkpoint_alignment`` 0 means that the
@@ -77,9 +101,12 @@ class Config:
         )
 
     def problem(self) -> str | None:
-        """Why no engine could run this, with the way out; ``None`` if one could."""
+        """Why no engine could run this, or why it is too large to be driven, with the way out; ``None`` if neither."""
         if not self.groups:
             return "no groups: name at least one cache group"
+        excess = self._excess()
+        if excess is not None:
+            return excess
         for index, group in enumerate(self.groups):
             if group.block_size <= 0:
                 return f"group {index} has block size {group.block_size}: make it positive"
@@ -90,6 +117,10 @@ class Config:
                 )
             if group.kind == "window" and group.window <= 0:
                 return f"group {index} is a window group with window {group.window}: make it positive"
+            if group.kind != "window" and group.window:
+                return f"group {index} is a {group.kind} group with window {group.window}: only window groups have one"
+        if self.scheduler_block > MOST_TOKENS:
+            return f"the groups' block sizes have no common multiple up to {MOST_TOKENS}: use powers of two"
         mamba_blocks = {g.block_size for g in self.groups if g.kind == "mamba"}
         if len(mamba_blocks) > 1:
             return f"recurrent groups with different blocks {sorted(mamba_blocks)}: align mode has one"
@@ -118,11 +149,26 @@ class Config:
             return f"retention {self.retention} must be 0 or a multiple of the scheduler block {self.scheduler_block}"
         if self.checkpoint_blocks not in (0, 1):
             return f"checkpoint_blocks {self.checkpoint_blocks}: engines reserve 0 or 1"
+        if self.checkpoint_alignment < 0:
+            return "checkpoint_alignment must not be negative"
         if self.checkpoint_blocks and self.checkpoint_alignment <= 0:
             return "checkpoint_blocks without checkpoint_alignment: set the alignment of the exporting kernel"
         smallest = self.smallest_pool()
         if self.num_blocks < smallest:
             return f"pool of {self.num_blocks} blocks is too small for one request: use at least {smallest}"
+        return None
+
+    def _excess(self) -> str | None:
+        """Which number is above its bound."""
+        if len(self.groups) > MOST_GROUPS:
+            return f"{len(self.groups)} groups: at most {MOST_GROUPS} are driven"
+        for index, group in enumerate(self.groups):
+            for name, most in GROUP_BOUNDS.items():
+                if getattr(group, name) > most:
+                    return f"{name} of group {index} is {getattr(group, name)}: at most {most} is driven"
+        for name, most in BOUNDS.items():
+            if (getattr(self, name) or 0) > most:
+                return f"{name} is {getattr(self, name)}: at most {most} is driven"
         return None
 
     def check(self) -> Config:

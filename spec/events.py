@@ -68,6 +68,20 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """An external load for ``request`` is over: of the tokens [``start``, ``claimed``) those up to ``received`` came.
+
+    ``counted`` is how many tokens the cache counts as computed now.
+    """
+
+    request: str
+    start: int
+    claimed: int
+    received: int
+    counted: int
+
+
+@dataclass(frozen=True)
 class Split:
     """The chunk of ``request`` from ``start`` was cut from ``offered`` tokens to ``granted``.
 
@@ -242,7 +256,7 @@ class Drained:
     """Everything has finished or been aborted: what is left must be nothing."""
 
 
-Event = Lookup | Truncate | Resume | Split | Estimate | Allocate | Forward | StepEnd | Stall | Crash | Drained
+Event = Lookup | Truncate | Resume | Loaded | Split | Estimate | Allocate | Forward | StepEnd | Stall | Crash | Drained
 
 
 @dataclass(frozen=True)

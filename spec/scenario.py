@@ -7,16 +7,39 @@ As JSON it is flat and small; ``VERSION`` changes when the meaning of an old fil
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from kvproof.spec.config import Config, Group
+from kvproof.spec.config import MOST_TOKENS, Config, Group
 
 VERSION = 1
 
 ActionKind = Literal["submit", "step", "finish", "abort", "preempt", "evict", "reset"]
 FORCED: frozenset[str] = frozenset({"preempt", "evict"})
 """Actions that no client or model can cause directly. A finding that needs one stays unconfirmed."""
+
+MOST_ACTIONS: Final = 10_000
+MOST_STEPS: Final = 65_536
+"""The most engine steps in one action."""
+
+MOST_PROMPT_TOKENS: Final = 4 * MOST_TOKENS
+"""The most tokens of all prompts of a scenario together, each rounded up to whole blocks."""
+
+MOST_ACCEPTED: Final = 1_024
+"""The most entries of ``accept``, and the largest of them."""
+
+MOST_LETTERS: Final = 100
+"""The longest name of a request."""
+
+ACTION_BOUNDS: Final[Mapping[str, int]] = {
+    "shared": MOST_TOKENS,
+    "length": MOST_TOKENS,
+    "max_tokens": MOST_TOKENS,
+    "external": MOST_TOKENS,
+    "times": MOST_STEPS,
+}
+"""The largest value of each number in an action."""
 
 
 class ScenarioError(ValueError):
@@ -25,11 +48,11 @@ class ScenarioError(ValueError):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that happens to an engine.
+    """One thing that happens to an engine. :data:`ACTION_BOUNDS` has the largest value of each number.
 
     ``submit``: ``request`` arrives. Its prompt is the first ``shared`` tokens of ``base``'s sequence (prompt and output
-    so far), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is how many tokens of
-    the prompt an external store holds (0: none).
+    so far, at most all of it), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is
+    how many tokens of the prompt an external store holds (0: none).
 
     ``step``: the engine takes ``times`` steps. ``accept`` is the number of drafts that the model accepts for each
     running request, cycled over the requests in the order scheduled (capped by what was drafted).
@@ -86,6 +109,15 @@ class Scenario:
     def forced(self) -> bool:
         """Whether any action comes from outside what clients, models and the scheduler can do."""
         return any(action.forced for action in self.actions)
+
+    def trimmed(self) -> Scenario:
+        """The same without ``shared`` tokens that their base can never have: what is beyond them is fresh anyway."""
+        most = {a.request: a.length + a.max_tokens for a in self.actions if a.kind == "submit"}
+        actions = tuple(
+            dataclasses.replace(a, shared=most[a.base]) if a.shared > most.get(a.base, a.shared) else a
+            for a in self.actions
+        )
+        return dataclasses.replace(self, actions=actions)
 
     def text(self) -> str:
         """The scenario as a conversation, one line per action."""

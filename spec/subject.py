@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvproof.spec.config import Config
@@ -38,6 +38,9 @@ class Subject(Protocol):
 
     def families(self) -> frozenset[str]:
         """The invariant families that this subject can show; others are not applicable."""
+
+    def lacking(self) -> Mapping[str, str]:
+        """Single invariants, by id, that this subject has no mechanism for, each with the reason: not applicable."""
 
     def start(self, config: Config, observer: Observer | None) -> Driven:
         """A fresh engine. Raises :class:`kvproof.spec.config.ConfigError` where it can't run ``config``."""

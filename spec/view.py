@@ -42,10 +42,16 @@ class MambaContent:
 
 
 class Holder(NamedTuple):
-    """One counted reference to a block: whose it is (``table r1/0``, ``copy source``, ``deferred free``)."""
+    """One counted reference to a block: whose it is (``table r1/0``, ``copy source``, ``deferred free``).
+
+    A table's holder is named by ``request`` and ``group`` as well, and by the ``slot`` where the block lies.
+    """
 
     owner: str
     block: int
+    request: str = ""
+    group: int = -1
+    slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,9 @@ class View(Protocol):
     def holders(self) -> Iterable[Holder]:
         """Every counted reference that the cache's bookkeeping gives a reason for."""
 
+    def holders_of(self, blocks: Collection[int]) -> Iterable[Holder]:
+        """:meth:`holders` of these blocks alone; cheap where the cache can tell without looking at all tables."""
+
     def tables(self) -> Mapping[tuple[str, int], Sequence[int]]:
         """(request, group) to its table."""
 
@@ -112,6 +121,18 @@ class View(Protocol):
 
     def attention_content(self, block: int, group: int) -> Sequence[State | None] | None:
         """Per token of the block, the prefix whose key/value lies there; ``None`` where the subject can't tell."""
+
+    def tails(self) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """(request, recurrent group) to the newest state that it left or resumed from: its position and its block.
+
+        Empty where the cache keeps no such account.
+        """
+
+    def arriving(self) -> Mapping[str, Collection[int]]:
+        """The blocks that external loads in flight are still writing to, by the request they were for."""
+
+    def announced(self, block: int) -> Collection[tuple[int, State]] | None:
+        """The keys of ``block`` by the cache's events so far; ``None`` where nobody listens to them."""
 
     def prefix(self, state: State) -> Sequence[State] | None:
         """The states after 1 … n tokens that lead to ``state``, or ``None`` for a prefix nobody submitted."""

@@ -48,6 +48,9 @@ class FakeView:
     recurrent: dict[int, MambaContent] | None = field(default_factory=dict)
     attention: dict[int, list[State | None]] | None = field(default_factory=dict)
     changed: set[int] | None = None
+    newest: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    loading: dict[str, set[int]] = field(default_factory=dict)
+    told: dict[int, set[tuple[int, State]]] | None = None
 
     def references(self, block: int) -> int:
         return self.counts.get(block, 0)
@@ -80,8 +83,13 @@ class FakeView:
 
     def holders(self) -> Iterable[Holder]:
         for (name, group), table in self.slots.items():
-            yield from (Holder(f"table {name}/{group}", block) for block in table if block != NULL)
+            for slot, block in enumerate(table):
+                if block != NULL:
+                    yield Holder(f"table {name}/{group}", block, name, group, slot)
         yield from self.others
+
+    def holders_of(self, blocks: Collection[int]) -> Iterable[Holder]:
+        return [holder for holder in self.holders() if holder.block in blocks]
 
     def tables(self) -> Mapping[tuple[str, int], Sequence[int]]:
         return self.slots
@@ -102,6 +110,15 @@ class FakeView:
         if self.attention is None:
             return None
         return self.attention.get(block, [None] * self.config.groups[group].block_size)
+
+    def tails(self) -> Mapping[tuple[str, int], tuple[int, int]]:
+        return self.newest
+
+    def arriving(self) -> Mapping[str, Collection[int]]:
+        return self.loading
+
+    def announced(self, block: int) -> Collection[tuple[int, State]] | None:
+        return None if self.told is None else self.told.get(block, set())
 
     def prefix(self, state: State) -> Sequence[State] | None:
         for states in (STATES, OTHER):

@@ -1,16 +1,17 @@
-"""Exported tests: what they contain, and that they fail on the faulty release and pass on the fixed one."""
+"""Exported tests: what they contain. That they fail where they should is asked of real releases elsewhere."""
 
 from __future__ import annotations
 
 import ast
-import os
+import contextlib
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
+from kvproof import findings, scenario_file
+from kvproof.findings import Record
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.kvexport import export_pytest, export_text
 from kvproof.kvexport.plan import CHECKS
@@ -114,7 +115,31 @@ def exported() -> dict[str, str]:
         for name, scenario in SCENARIOS.items()
         for invariant in CHECKS
     }
-    return {**files, **{f"{name}_whole": export_pytest(SCENARIOS[name], None, "vllm@here") for name in SCENARIOS}}
+    files |= {f"{name}_whole": export_pytest(SCENARIOS[name], None, "vllm@here") for name in SCENARIOS}
+    for number, record in enumerate(findings.load()):
+        with contextlib.suppress(ScenarioError):  # there are causes that no test sees
+            files[f"record_{number}"] = exported_record(record)
+    return files
+
+
+def documentation(text: str) -> str:
+    """The file's docstring, in one line."""
+    return " ".join(str(ast.get_docstring(ast.parse(text))).split())
+
+
+def record_of(invariant: str, cause: str, release: str) -> Record:
+    records = findings.known_for(findings.load(), release).records
+    return next(record for record in records if record.identity == (invariant, cause))
+
+
+def recorded(invariant: str, cause: str, release: str) -> str:
+    """The export of the record that names this release."""
+    return exported_record(record_of(invariant, cause, release))
+
+
+def exported_record(record: Record) -> str:
+    assert record.scenario is not None
+    return export_pytest(scenario_file.parse(record.scenario).scenario, Violation(*record.identity, ""), "")
 
 
 def imported(text: str) -> set[str]:
@@ -150,7 +175,7 @@ def test_a_file_has_only_what_its_finding_needs() -> None:
     for absent in ("Connector", "ATTENTION", "def drain", "def finish", "accept=", "base=", "watch_", "exported"):
         assert absent not in keys
     bound = export_pytest(LONG, broken("ADMIT.mamba-bound"), "vllm==0.30.0")
-    assert "class Store(KVConnectorBase_V1, SupportsHMA)" in bound
+    assert "class Store(connector_base.KVConnectorBase_V1, connector_base.SupportsHMA)" in bound
     assert "watch_charges(" in bound
     for absent in ("Device(", "SpeculativeConfig", "check_keys", "accept="):
         assert absent not in bound
@@ -186,16 +211,99 @@ def test_later_actions_are_left_out_and_the_end_is_looked_at() -> None:
 
 def test_the_text_says_what_broke() -> None:
     violation = broken("ADMIT.mamba-bound", "estimate-beyond-bound")
-    documentation = " ".join(str(ast.get_docstring(ast.parse(export_pytest(LONG, violation, "vllm==0.30.0")))).split())
+    told = documentation(export_pytest(LONG, violation, "vllm==0.30.0"))
     for part in ("ADMIT.mamba-bound", "estimate-beyond-bound", "vllm==0.30.0", 'promised "this"', "PR 57050"):
-        assert part in documentation
+        assert part in told
     text = export_text(LONG, violation, "vllm==0.30.0")
     assert "submit a: 1600 fresh tokens" in text
     assert "shows on vllm==0.30.0: ADMIT.mamba-bound (estimate-beyond-bound)" in text
 
 
+def test_a_record_tells_its_releases_and_what_is_known() -> None:
+    told = documentation(recorded("SLOT.chunk-end", "chunk-crosses-boundary", "0.31.0"))
+    assert "Found on vLLM 0.30.0 … 0.31.0. Read in 0.30.0 and 0.33.0: _mamba_block_aligned_split decides" in told
+    assert "See" not in told
+    told = documentation(recorded("SLOT.attention-read", "attention-missing", "0.26.0"))
+    assert "Found on vLLM 0.26.0 … 0.31.0. Not confirmed" in told
+    record = record_of("SLOT.chunk-end", "chunk-ends-off-boundary", "0.26.0")
+    assert record.scenario is not None
+    text = export_text(scenario_file.parse(record.scenario).scenario, Violation(*record.identity, ""), "")
+    assert "shows on vLLM 0.26.0: SLOT.chunk-end (chunk-ends-off-boundary)\n" in text
+    assert not any(line and not line.strip() for line in text.splitlines())
+
+
+def test_a_cause_that_is_too_long_for_the_headline_follows_it() -> None:
+    cause = "single_type_kv_cache_manager.find_longest_cache_hit-AssertionError-slidingwindowmanager-does-not-support"
+    headline, _, rest = str(
+        ast.get_docstring(ast.parse(export_pytest(TAIL, broken("FLOW.no-crash", cause), "")))
+    ).partition("\n")
+    assert headline == "FLOW.no-crash does not hold."
+    assert f"Cause: {cause}." in rest.replace("-\n", "-")
+
+
+def test_a_scenario_that_nobody_knows_says_no_more_than_it_is() -> None:
+    told = documentation(export_pytest(EAGLE, Violation("SLOT.chunk-end", "chunk-ends-off-boundary", ""), ""))
+    assert "Found on" not in told
+    assert "Found:" not in told
+
+
+def test_a_reference_is_that_of_the_release() -> None:
+    stale = broken("SLOT.key-content", "full-key-stale", group=1)
+    assert "See PR 51113." in documentation(export_pytest(EAGLE, stale, "vllm==0.26.0"))
+    assert "51113" not in documentation(export_pytest(EAGLE, stale, "vllm==0.33.0"))
+    assert "not surely of this fault" in documentation(export_pytest(EAGLE, stale, "vllm==0.28.0"))
+
+
+def test_the_groups_that_a_record_is_about_are_in_its_cause() -> None:
+    for release in ("0.26.0", "0.30.0", "0.33.0"):
+        assert "ATTENTION" not in recorded("SLOT.key-content", "full-key-stale", release)
+    assert "RECURRENT" not in recorded("SLOT.key-content", "attention-key-missing", "0.26.0")
+    assert "ATTENTION" not in recorded("HIT.covers", "mamba-short-at-resume", "0.26.0")
+    assert "RECURRENT" not in recorded("HIT.covers", "full-short-at-resume", "0.26.0")
+
+
+def test_requests_that_end_with_their_first_token_need_no_drafts() -> None:
+    text = recorded("SLOT.key-content", "full-key-stale", "0.26.0")
+    assert "num_speculative_blocks=K" in text
+    for absent in ("def propose", "def next_token", "DraftTokenIds", "drafts ="):
+        assert absent not in text
+
+
+def test_a_check_is_of_the_cause_that_was_found() -> None:
+    ends = recorded("SLOT.chunk-end", "chunk-ends-off-boundary", "0.26.0")
+    crosses = recorded("SLOT.chunk-end", "chunk-crosses-boundary", "0.26.0")
+    assert "end not in stops" in ends
+    assert "crosses" not in ends
+    assert "if crosses:" in crosses
+    assert "stops" not in crosses
+    exact = "mamba-estimate-{}-taken-with-external-state"
+    assert "charged > taken" in recorded("ADMIT.exact", exact.format("exceeds"), "0.33.0")
+    assert "charged < taken" in recorded("ADMIT.exact", exact.format("below"), "0.33.0")
+
+
+def test_an_engine_that_dies_of_something_else_says_nothing_of_the_cut() -> None:
+    cut = recorded("HIT.only-recurrent-short", "recurrent-short-refused", "0.27.0")
+    assert "watch_cuts(self.scheduler, self.faults)" in cut
+    assert "pytest.skip(" in cut
+    assert "pytest.skip(" not in export_pytest(TAIL, broken("FLOW.no-crash"), "vllm==0.27.0")
+
+
+def test_a_chunk_may_end_in_a_block_that_no_chunk_can_fill() -> None:
+    wide = Scenario(Config((Group("full", 16), Group("mamba", 64)), 20, 16, 32), EAGLE.actions)
+    assert "no chunk can fill" in export_pytest(wide, broken("SLOT.chunk-end", "chunk-ends-off-boundary"), "")
+    assert "no chunk can fill" not in export_pytest(EAGLE, broken("SLOT.chunk-end", "chunk-ends-off-boundary"), "")
+
+
+@pytest.mark.parametrize("number", [51113, 51468, 57050])
+def test_the_tests_of_faults_that_were_fixed_are_short(number: int) -> None:
+    records = [record for record in findings.load() if record.reference == f"PR {number}"]
+    assert records
+    for record in records:
+        assert recorded(*record.identity, record.releases[-1]).count("\n") <= 260
+
+
 def test_forced_actions_are_owned_up_to() -> None:
-    assert "from outside" in str(ast.get_docstring(ast.parse(export_pytest(MIXED, None, "vllm==0.33.0"))))
+    assert "from outside" in documentation(export_pytest(MIXED, None, "vllm==0.33.0"))
 
 
 @pytest.mark.parametrize("invariant", sorted({entry.id for entry in CATALOGUE} - set(CHECKS)))
@@ -216,69 +324,3 @@ def test_every_check_is_of_an_invariant_in_the_catalogue() -> None:
 def test_a_cause_that_a_test_cannot_see_is_refused(invariant: str, cause: str) -> None:
     with pytest.raises(ScenarioError, match="--as text"):
         export_pytest(EAGLE, broken(invariant, cause), "vllm==0.26.0")
-
-
-FINDINGS = {
-    "state_key": (EAGLE, broken("SLOT.key-content", "full-key-stale", group=1), "0.26.0", "0.27.0"),
-    "chunk_end": (EAGLE, broken("SLOT.chunk-end", "chunk-crosses-boundary"), "0.26.0", "0.27.0"),
-    "cut": (TAIL, broken("HIT.only-recurrent-short", "recurrent-short-refused"), "0.27.0", "0.28.0"),
-    "crash": (TAIL, broken("FLOW.no-crash"), "0.27.0", "0.28.0"),
-    "bound": (LONG, broken("ADMIT.mamba-bound", "estimate-beyond-bound"), "0.30.0", "0.31.0"),
-    "refused": (LONG, broken("ADMIT.refused-though-fits"), "0.30.0", "0.31.0"),
-    "stall": (LONG, broken("ADMIT.stall"), "0.30.0", "0.31.0"),
-}
-"""Scenario, violation, the last release that shows it and the first one that does not."""
-
-NEWEST = "0.33.0"
-RELEASES = sorted({release for *_, faulty, fixed in FINDINGS.values() for release in (faulty, fixed)} | {NEWEST})
-
-BLOCKER = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "kvproof":
-            raise ModuleNotFoundError("there is no kvproof here", name=name)
-
-sys.meta_path.insert(0, Blocker())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.release
-@pytest.mark.parametrize("release", RELEASES)
-def test_files_fail_on_the_faulty_release_and_pass_on_the_fixed_one(release: str, tmp_path: Path) -> None:
-    from kvproof.impl.vllm.fetch import release_tree
-
-    wanted: dict[str, bool] = {}
-    for name, (scenario, violation, faulty, fixed) in FINDINGS.items():
-        if release in (faulty, fixed, NEWEST):
-            (tmp_path / f"test_{name}.py").write_text(export_pytest(scenario, violation, f"vllm=={faulty}"))
-            wanted[name] = release != faulty
-    blocked = tmp_path / "blocked"
-    blocked.mkdir()
-    (blocked / "sitecustomize.py").write_text(BLOCKER)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(blocked), str(release_tree(release))]),
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    seen = subprocess.run([sys.executable, "-c", "import kvproof"], env=environment, capture_output=True, cwd=tmp_path)
-    assert b"there is no kvproof here" in seen.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", ".", "--junitxml", "out.xml", "."],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    passed = {}
-    for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase"):
-        failure = case.find("failure")
-        passed[str(case.get("classname")).rpartition(".")[2].removeprefix("test_")] = failure is None
-        assert case.find("error") is None, done.stdout
-        assert failure is None or "Found:" in str(failure.get("message")), done.stdout
-    assert passed == wanted, done.stdout

@@ -86,8 +86,16 @@ def test_verdicts_repeat(results: dict[str, ClaimResult]) -> None:
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    solve.prove_all([BY_ID["REF.touch"]], None, lines.append)
-    assert lines == [f"REF.touch: {BY_ID['REF.touch'].statement}"]
+    right, mutant = BY_ID["REF.touch"], BY_ID["REF.touch/stays-queued"]
+    told = solve.prove_all([right, mutant], None, lines.append)
+    assert lines == [
+        f"REF.touch proved: {right.statement}",
+        f"mutant REF.touch/stays-queued refuted, counterexample: {told[1].counterexample}",
+    ]
+    monkeypatch.setattr(solve, "Z3_RESOURCES", 1000)
+    (undecided,) = solve.prove_all([BY_ID["SLOT.chunk-end"]], None, lines.append)
+    assert lines[-1] == f"SLOT.chunk-end undetermined: {undecided.note}"
+    assert undecided.note
 
 
 # Breaking a rule breaks its proof.
@@ -222,6 +230,6 @@ def test_a_proof_covers_plain_sizes() -> None:
 
 def test_claims_name_their_scope_and_say_what_is_assumed(results: dict[str, ClaimResult]) -> None:
     for result in results.values():
-        assert result.scope.startswith("proved for")
+        assert result.scope.startswith("proved for") != bool(result.mutant_of), "a mutant is proved for nothing"
         assert result.premises or result.id.startswith("RADIX"), result.id
     assert results["SLOT.chunk-end"].scope == claims_slot.SCOPE

@@ -184,6 +184,15 @@ def test_progress_names_what_is_found() -> None:
     assert any("REF.references (count-exceeds-holders)" in line for line in said)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_tells_new_from_known(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "SECONDS_BETWEEN_REPORTS", 0.0)
+    said: list[str] = []
+    identities = frozenset(f.violation.identity for f in fuzz("leak").findings)
+    campaign.run(ToySubject("leak"), seed=1, steps=3000, workers=workers, known=identities, progress=said.append)
+    assert said[-1].endswith("0 new, 1 known")
+
+
 def test_nothing_is_written_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fuzz("", steps=200)

@@ -310,8 +310,11 @@ class Toy:
     def holders(self) -> Iterable[Holder]:
         for request in (*self.running, *self.waiting):
             for group, table in enumerate(request.tables):
-                for block in table:
-                    yield Holder(f"table {request.name}/{group}", block)
+                for slot, block in enumerate(table):
+                    yield Holder(f"table {request.name}/{group}", block, request.name, group, slot)
+
+    def holders_of(self, blocks: Collection[int]) -> Iterable[Holder]:
+        return [holder for holder in self.holders() if holder.block in blocks]
 
     def tables(self) -> Mapping[tuple[str, int], Sequence[int]]:
         live = (*self.running, *self.waiting)
@@ -338,6 +341,15 @@ class Toy:
 
     def attention_content(self, block: int, group: int) -> Sequence[State | None] | None:
         return self.attention.get(block, [None] * self.config.groups[group].block_size)
+
+    def tails(self) -> Mapping[tuple[str, int], tuple[int, int]]:
+        return {}
+
+    def arriving(self) -> Mapping[str, Collection[int]]:
+        return {}
+
+    def announced(self, block: int) -> Collection[tuple[int, State]] | None:
+        return None
 
     def prefix(self, state: State) -> Sequence[State] | None:
         length = length_of(state)

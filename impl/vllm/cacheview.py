@@ -48,6 +48,7 @@ class CacheView:
         self.known: dict[State, Sequence[State]] = {}
         self._keys: dict[tuple[bytes, int | None], Key] = {}
         self._queue: list[int] | None = None
+        self._queued: frozenset[int] | None = None
         self._marks: list[tuple[int, Any, int]] = [(0, None, 0)] * self.num_blocks
         self._touched: set[int] = set()
         self._keyed_before: dict[int, frozenset[Any]] | None = None
@@ -80,7 +81,7 @@ class CacheView:
 
     def refresh(self) -> None:
         """Something may have changed since the last observation: walk the queue again when asked."""
-        self._queue = None
+        self._queue = self._queued = None
 
     def free_queue(self) -> Sequence[int]:
         if self._queue is None:
@@ -88,7 +89,9 @@ class CacheView:
         return self._queue
 
     def queued(self, block: int) -> bool:
-        return block in self.free_queue()
+        if self._queued is None:
+            self._queued = frozenset(self.free_queue())
+        return block in self._queued
 
     def free_count(self) -> int:
         return int(self.pool.get_num_free_blocks())
@@ -154,9 +157,9 @@ class CacheView:
         for group, manager in enumerate(self.managers):
             for name, blocks in manager.req_to_blocks.items():
                 owner = f"table {name}/{group}"
-                for block in blocks:
+                for slot, block in enumerate(blocks):
                     if not block.is_null:
-                        yield Holder(owner, block.block_id)
+                        yield Holder(owner, block.block_id, name, group, slot)
             for source, target in manager._pending_cow_copies:
                 yield Holder("copy source", source.block_id)
                 yield Holder("copy target", target.block_id)
@@ -167,6 +170,9 @@ class CacheView:
             for block in blocks:
                 if not block.is_null:
                     yield Holder("deferred free", block.block_id)
+
+    def holders_of(self, blocks: Collection[int]) -> Iterable[Holder]:
+        return (holder for holder in self.holders() if holder.block in blocks)
 
     def tables(self) -> Mapping[tuple[str, int], Sequence[int]]:
         return {
@@ -229,6 +235,15 @@ class CacheView:
 
     def attention_content(self, block: int, group: int) -> Sequence[State | None] | None:
         return self.device.attention.get(block, [None] * self.config.groups[group].block_size)
+
+    def tails(self) -> Mapping[tuple[str, int], tuple[int, int]]:
+        return {}
+
+    def arriving(self) -> Mapping[str, Collection[int]]:
+        return {}
+
+    def announced(self, block: int) -> Collection[tuple[int, State]] | None:
+        return None
 
     def prefix(self, state: State) -> Sequence[State] | None:
         states = self.known.get(state)

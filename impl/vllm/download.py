@@ -98,12 +98,19 @@ def _explain(version: str, text: str) -> Exception:
         versions = [v.strip() for v in found.group(1).split(",")] if found else []
         known = [v for v in versions if v and v != "none"]
         if not known:
-            return FetchError(
-                "pip finds no vLLM at all: check the network, and the index or folder that pip is configured to use"
-            )
+            return FetchError(f"pip finds no vLLM {version}, nor any other: {_where_pip_looks()}")
         return FetchError(f"there is no vLLM release {version}: the newest that pip finds are {', '.join(known[-4:])}")
     if "DO NOT MATCH THE HASHES" in text:
         return FetchError(f"the wheel of vLLM {version} arrived damaged (its hash differs): try again")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return FetchError(f"pip can't fetch vLLM {version}: {(errors or lines or ['it said nothing'])[-1]}")
+
+
+def _where_pip_looks() -> str:
+    """What keeps pip from the index, where that is easily told."""
+    if os.environ.get("PIP_NO_INDEX", "").lower() not in ("", "0", "no", "false", "off", "n", "f"):
+        folder = os.environ.get("PIP_FIND_LINKS")
+        only = f"only in PIP_FIND_LINKS, {folder}" if folder else "nowhere, since PIP_FIND_LINKS is not set either"
+        return f"PIP_NO_INDEX is set, so pip looks {only}: unset it, or put the wheel there"
+    return "check the network, and the index or folder that pip is configured to use (`pip config list` shows it)"

@@ -179,6 +179,11 @@ class Driver:
         self.steps += 1
         self._view.schedule_starts()
         output = self.scheduler.schedule()
+        malformed = _malformed(output)
+        if malformed:
+            self.dead = True
+            self._emit(Crash("vllm.v1.core.sched.scheduler:schedule", f"MalformedOutput: {malformed}", ""))
+            return
         owners = self._view.owners()
         order = list(output.num_scheduled_tokens)
 
@@ -312,6 +317,17 @@ class Driver:
         except BaseException:
             assert self._raised is not None
             raise self._raised from None
+
+
+def _malformed(output: Any) -> str:
+    """Why no worker could run this step: the rows of a request are one token and its drafts, or tokens alone."""
+    for name, tokens in output.num_scheduled_tokens.items():
+        drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+        if tokens < 1:
+            return f"fewer tokens than one ({tokens})"
+        if tokens <= drafts:
+            return f"more drafts than tokens ({drafts}, {tokens})"
+    return ""
 
 
 def _innermost(trace: TracebackType | None) -> tuple[str, str]:

@@ -11,6 +11,8 @@ longer matches its manifest is fetched again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
@@ -34,12 +36,19 @@ def cache_folder() -> Path:
     """Where releases are kept: ``KVPROOF_CACHE``, else the platform's cache folder for a program named kvproof."""
     chosen = os.environ.get("KVPROOF_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return _expanded(chosen)
     if sys.platform == "darwin":
-        return Path("~/Library/Caches/kvproof").expanduser()
+        return _expanded("~/Library/Caches") / "kvproof"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local")).expanduser() / "kvproof"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvproof"
+        return _expanded(os.environ.get("LOCALAPPDATA", "~/AppData/Local")) / "kvproof"
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "kvproof"
+
+
+def _expanded(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise FetchError(f"there is no cache folder {folder} ({error}): set KVPROOF_CACHE to a folder") from error
 
 
 def release_tree(version: str, cache: Path | None = None, progress: Progress | None = None) -> Path:
@@ -54,10 +63,10 @@ def release_tree(version: str, cache: Path | None = None, progress: Progress | N
     say = progress or (lambda line: None)
     root = cache if cache is not None else cache_folder()
     home = root / f"vllm-{version}"
-    # The check needs no lock, so a cache that was filled beforehand may be read-only.
-    if home.is_dir() and manifest_problem(home) is None:
-        return home / "tree"
     try:
+        # The check needs no lock, so a cache that was filled beforehand may be read-only.
+        if home.is_dir() and manifest_problem(home) is None:
+            return home / "tree"
         return _fetch_locked(version, root, home, say)
     except OSError as error:
         raise FetchError(_folder_problem(root, error)) from error
@@ -67,7 +76,8 @@ def _fetch_locked(version: str, root: Path, home: Path, say: Progress) -> Path:
     from filelock import FileLock, Timeout
 
     root.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(root / f"vllm-{version}.lock")
+    place = root / f"vllm-{version}.lock"
+    lock = FileLock(place)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -84,6 +94,9 @@ def _fetch_locked(version: str, root: Path, home: Path, say: Progress) -> Path:
             shutil.rmtree(leftover, ignore_errors=True)
         return _fetch(version, root, home, say)
     finally:
+        # While it is held: who waits for it notices and makes another.
+        with contextlib.suppress(OSError):
+            place.unlink()
         lock.release()
 
 
@@ -112,12 +125,13 @@ def _fetch(version: str, root: Path, home: Path, say: Progress) -> Path:
 
 
 def _folder_problem(root: Path, error: OSError) -> str:
-    import errno
-
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"no room in the cache folder {root} ({reason}): "
             "a release takes about 500 MB while it is fetched; free some, or set KVPROOF_CACHE"
         )
+    file = next((place for place in (root, *root.parents) if os.path.lexists(place) and not place.is_dir()), None)
+    if file is not None:
+        reason = f"{file} is no folder"
     return f"can't write to the cache folder {root} ({reason}): set KVPROOF_CACHE to a folder that can be written"

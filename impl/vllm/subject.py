@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ class VllmSubject:
 
     def families(self) -> frozenset[str]:
         return frozenset({"SLOT", "ADMIT", "REF", "HIT", "FLOW"})
+
+    def lacking(self) -> Mapping[str, str]:
+        """What is asked of a cut lookup result says nothing where the release's manager has no such cut."""
+        if self.release.lookup_for_connector:
+            return {}
+        return dict.fromkeys(("HIT.only-recurrent-short", "HIT.pure-view"), "this release does not truncate hits")
 
     def default_retention(self, eagle: bool) -> int | None:
         """The retention interval that this release's engine arguments resolve to when none is given."""

@@ -32,7 +32,8 @@ def unpack_sources(wheel: Path, release: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             entries = _unpack(archive, release / "tree")
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, RuntimeError) as error:
+        # ValueError: impossible offsets or names; RuntimeError: encrypted, or packed by a method unknown here.
         raise BadWheel(str(error) or type(error).__name__) from error
     manifest = {"format": _FORMAT, "wheel": wheel.name, "files": entries, "digest": _digest(entries)}
     (release / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -93,14 +94,15 @@ def manifest_problem(release: Path) -> str | None:
         entries: dict[str, list[int | str]] = manifest["files"]
         if manifest["format"] != _FORMAT or manifest["digest"] != _digest(entries):
             return "its manifest is damaged"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "its manifest can't be read"
     tree = release / "tree"
     found: set[str] = set()
     for folder, folders, names in os.walk(tree):
         folders[:] = [name for name in folders if name != "__pycache__"]
         inside = Path(folder).relative_to(tree)
-        found.update((inside / name).as_posix() for name in names)
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]  # not walked into
+        found.update((inside / name).as_posix() for name in (*names, *links))
     if found != entries.keys():
         odd = min(found ^ entries.keys())
         return f"{odd} is {'not part of the release' if odd in found else 'missing'}"

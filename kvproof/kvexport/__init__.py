@@ -7,6 +7,7 @@ is what broke. One file serves the releases 0.26 … 0.33: it asks the imported 
 
 from __future__ import annotations
 
+from kvproof.kvexport.origin import origin
 from kvproof.kvexport.plan import plan
 from kvproof.kvexport.render import render
 from kvproof.spec.finding import Violation
@@ -31,8 +32,10 @@ def export_text(scenario: Scenario, violation: Violation | None, subject: str) -
     """The scenario as a conversation, with what it shows."""
     lines = [scenario.text()]
     if violation is not None:
-        where = f" on {subject}" if subject else ""
-        lines += ["", f"shows{where}: {violation.invariant} ({violation.cause})", f"  {violation.witness}"]
+        known = origin(scenario, violation, subject)
+        where = f" on {known.place}" if known.place else ""
+        lines += ["", f"shows{where}: {violation.invariant} ({violation.cause})"]
+        lines += [f"  {said}" for said in (violation.witness, known.summary) if said]
         lines += [f"  {name}: {value}" for name, value in violation.where]
     if scenario.note:
         lines += ["", scenario.note]

@@ -10,34 +10,14 @@ _STANDARD = ("collections", "dataclasses", "importlib", "inspect", "itertools", 
 _THIRD = ("pytest", "torch")
 _NAMES = {
     "types": ("SimpleNamespace",),
-    "vllm.config": (
-        "CacheConfig",
-        "DeviceConfig",
-        "KVTransferConfig",
-        "SchedulerConfig",
-        "SpeculativeConfig",
-        "VllmConfig",
-    ),
     "vllm.distributed.kv_transfer.kv_connector.factory": ("KVConnectorFactory",),
-    "vllm.distributed.kv_transfer.kv_connector.v1.base": ("KVConnectorBase_V1", "KVConnectorMetadata", "SupportsHMA"),
+    "vllm.distributed.kv_transfer.kv_connector.v1": ("base as connector_base",),
     "vllm.sampling_params": ("SamplingParams",),
     "vllm.utils.hashing": ("sha256",),
-    "vllm.v1": ("kv_cache_interface",),
-    "vllm.v1.core.kv_cache_utils": (
-        "get_block_hash",
-        "get_group_id",
-        "get_request_block_hasher",
-        "init_none_hash",
-    ),
+    "vllm.v1": ("kv_cache_interface as kv",),
+    "vllm.v1.core": ("kv_cache_utils",),
     "vllm.v1.core.sched.scheduler": ("Scheduler",),
     "vllm.v1.core.single_type_kv_cache_manager": ("register_all_kvcache_specs",),
-    "vllm.v1.kv_cache_interface": (
-        "FullAttentionSpec",
-        "KVCacheConfig",
-        "KVCacheGroupSpec",
-        "MambaSpec",
-        "SlidingWindowSpec",
-    ),
     "vllm.v1.outputs": ("DraftTokenIds", "KVConnectorOutput", "ModelRunnerOutput"),
     "vllm.v1.request": ("Request", "RequestStatus"),
     "vllm.v1.structured_output": ("StructuredOutputManager",),
@@ -53,11 +33,11 @@ def imports_of(body: str) -> str:
     standard += _from("types", body)
     third = [f"import {name}" for name in _THIRD if re.search(rf"\b{name}\.", body)]
     vllm = [line for module in _NAMES if module.startswith("vllm") for line in _from(module, body)]
-    return "\n\n".join("\n".join(section) for section in (standard, third, vllm) if section)
+    return "\n\n".join("\n".join(section) for section in (standard, third, ["import vllm.config", *vllm]) if section)
 
 
 def _from(module: str, body: str) -> list[str]:
-    names = [name for name in _NAMES[module] if re.search(rf"\b{name}\b", body)]
+    names = [name for name in _NAMES[module] if re.search(rf"\b{name.rpartition(' ')[2]}\b", body)]
     if not names:
         return []
     line = f"from {module} import {', '.join(names)}"

@@ -11,6 +11,7 @@ from kvproof.spec.scenario import Action, Scenario, ScenarioError
 
 Check = Literal[
     "crash",
+    "cuts",
     "keys",
     "reads",
     "chunks",
@@ -46,7 +47,7 @@ CHECKS: dict[str, Check] = {
     "REF.null-count": "null-count",
     "REF.drained": "drained",
     "HIT.limit": "lookups",
-    "HIT.only-recurrent-short": "crash",
+    "HIT.only-recurrent-short": "cuts",
     "HIT.covers": "reads",
     "HIT.promises": "reads",
     "HIT.resume-boundary": "reads",
@@ -107,7 +108,7 @@ def _shows(check: Check, violation: Violation) -> bool:
     cause = violation.cause
     if check in ("keys", "reads"):
         return "window-wrong" not in cause  # it keeps no convolution windows
-    if violation.invariant == "HIT.only-recurrent-short":
+    if check == "cuts":
         return cause.endswith("refused")  # any other cut goes through without a word
     return not (check == "lookups" and "deeper-than-a-group" in cause)
 
@@ -120,10 +121,16 @@ def _kinds(scenario: Scenario, violation: Violation | None) -> set[GroupKind]:
     group = dict(violation.where).get("group")
     if isinstance(group, int) and 0 <= group < len(scenario.config.groups):
         return {scenario.config.groups[group].kind}
+    recurrent, attention = kinds & {"mamba"}, kinds - {"mamba"}
     if violation.invariant in ("SLOT.running-state", "HIT.resume-boundary", "HIT.same-step"):
-        return {kind for kind in kinds if kind == "mamba"}
-    if violation.invariant in ("SLOT.attention-read", "HIT.covers"):
-        return {kind for kind in kinds if kind != "mamba"}
+        return recurrent
+    if violation.invariant == "SLOT.attention-read":
+        return attention
+    about = violation.cause.partition("-")[0]  # a record names no group, but its cause begins with what it is about
+    if violation.invariant in ("HIT.covers", "HIT.promises"):
+        return recurrent if about == "mamba" else attention
+    if violation.invariant == "SLOT.key-content" and about in ("full", "partial", "attention"):
+        return attention if about == "attention" else recurrent
     return kinds
 
 

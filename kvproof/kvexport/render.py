@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvproof.kvexport import wording
 from kvproof.kvexport.imports import imports_of
+from kvproof.kvexport.origin import origin
 from kvproof.kvexport.plan import Plan
 from kvproof.spec.config import Config
 from kvproof.spec.finding import Violation
@@ -17,18 +19,19 @@ from kvproof.spec.rules.blocks import peak_blocks
 from kvproof.spec.scenario import Action, Scenario
 
 WATCHES = {
+    "chunks": "chunks",
     "bound": "charges",
-    "refused": "charges",
+    "refused": "refusals",
     "exact": "allocations",
     "dry-real": "allocations",
     "dry-pure": "allocations",
     "lookups": "lookups",
+    "cuts": "cuts",
 }
 """Checks that wrap the scheduler's own methods, and the template that does it."""
 
 LOOKS = {
     "keys": "keys",
-    "chunks": "chunks",
     "stall": "stall",
     "references": "references",
     "drained": "drained",
@@ -53,7 +56,21 @@ class Uses:
 
 def render(plan: Plan, scenario: Scenario, violation: Violation | None, subject: str) -> str:
     """The test file's text."""
-    environment = Environment(
+    environment = _templates()
+    known = origin(scenario, violation, subject)
+    values = _values(plan, scenario.config, violation, known.releases)
+    body = environment.get_template("body.py.jinja").render(values)
+    return environment.get_template("test_file.py.jinja").render(
+        headline=wording.headline(violation),
+        docstring=wording.explanation(scenario, violation, known),
+        imports=imports_of(body),
+        body=body,
+    )
+
+
+@functools.cache
+def _templates() -> Environment:
+    return Environment(
         loader=PackageLoader("kvproof.kvexport", "templates"),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -61,23 +78,17 @@ def render(plan: Plan, scenario: Scenario, violation: Violation | None, subject:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    values = _values(plan, scenario.config, violation, subject)
-    body = environment.get_template("body.py.jinja").render(values)
-    return environment.get_template("test_file.py.jinja").render(
-        headline=wording.headline(violation),
-        docstring=wording.explanation(scenario, violation, subject),
-        imports=imports_of(body),
-        body=body,
-    )
 
 
-def _values(plan: Plan, config: Config, violation: Violation | None, subject: str) -> dict[str, Any]:
+def _values(plan: Plan, config: Config, violation: Violation | None, releases: tuple[str, ...]) -> dict[str, Any]:
     watch = WATCHES.get(plan.check, "")
     method = _method(config)
     drafters = [index for index, group in enumerate(config.groups) if group.drafter]
     marked = method == "mtp" and bool(drafters)
     return {
         "config": config,
+        "decodes": _decodes(config, plan.actions),
+        "drafts": config.speculative > 0 and _decodes(config, plan.actions),
         "check": plan.check,
         "content": plan.content,
         "recurrent": plan.recurrent,
@@ -91,20 +102,23 @@ def _values(plan: Plan, config: Config, violation: Violation | None, subject: st
         "method": method,
         "marked": marked,
         "drafter_groups": drafters,
-        "dspark": marked and _may_be(subject, "0.29", "0.30"),
+        "dspark": marked and _may_be(releases, "0.29", "0.30"),
         "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
         "retention": _retention(config),
         "watch": f"watch_{watch}.py.jinja" if watch else "",
         "watch_call": f"watch_{watch}(self.scheduler, self.faults)",
         "check_template": f"check_{LOOKS[plan.check]}.py.jinja" if plan.check in LOOKS else "",
+        "crossing": violation is not None and violation.cause != "chunk-ends-off-boundary",
+        "wide_block": config.mamba_block > min(config.step_tokens, config.long_prefill_threshold or config.step_tokens),
+        "exact_fault": _exact_fault(violation),
         "bound_terms": _bound_terms(config, violation),
         "steps": config.load_steps if config.connector == "async" else 1,
         "loads": config.connector == "async" or (config.connector == "sync" and plan.content),
         "peak": _peak(config, plan.actions),
         "constants": _constants(config, plan, marked),
-        "calls": [_call(config, action) for action in plan.actions] + (["engine.drain()"] if plan.drain else []),
+        "calls": _calls(config, plan),
         "name": re.sub(r"\W+", "_", violation.invariant.lower()) if violation is not None else "scenario",
-        "promise": wording.constant("PROMISE", wording.promise(violation)),
+        "promise": wording.docstring(wording.promise(violation)),
     }
 
 
@@ -112,7 +126,7 @@ def _uses(config: Config, actions: tuple[Action, ...]) -> Uses:
     kinds = {action.kind for action in actions}
     return Uses(
         base=any(action.base for action in actions),
-        accept=config.speculative > 0 and any(action.accept for action in actions),
+        accept=config.speculative > 0 and _decodes(config, actions) and any(action.accept for action in actions),
         finish="finish" in kinds,
         abort="abort" in kinds,
         reset="reset" in kinds,
@@ -121,10 +135,23 @@ def _uses(config: Config, actions: tuple[Action, ...]) -> Uses:
     )
 
 
-def _may_be(subject: str, *series: str) -> bool:
-    """Whether the subject may be of one of these release series; a checkout may be any."""
-    _, known, version = subject.partition("==")
-    return not known or any(version == name or version.startswith(f"{name}.") for name in series)
+def _decodes(config: Config, actions: tuple[Action, ...]) -> bool:
+    """Whether any request gets beyond its first token. Without that nothing is ever drafted."""
+    return any(action.kind == "submit" and _output(config, action) > 1 for action in actions)
+
+
+def _output(config: Config, action: Action) -> int:
+    """The most tokens that the submitted request puts out."""
+    return max(1, min(action.max_tokens, config.max_model_len - _length(config, action)))
+
+
+def _length(config: Config, action: Action) -> int:
+    return min(action.length, config.max_model_len - 1)
+
+
+def _may_be(releases: tuple[str, ...], *series: str) -> bool:
+    """Whether one of the releases is of one of these series; where none is known, any may be."""
+    return not releases or any(f"{release}.".startswith(f"{name}.") for release in releases for name in series)
 
 
 def _method(config: Config) -> str:
@@ -145,18 +172,22 @@ def _retention(config: Config) -> int | None:
     return config.retention
 
 
+def _exact_fault(violation: Violation | None) -> str:
+    """How the charge relates to what is taken where the violation shows, as an operator."""
+    cause = violation.cause if violation is not None else ""
+    return ">" if "exceeds-taken" in cause else "<" if "below-taken" in cause else "!="
+
+
 def _bound_terms(config: Config, violation: Violation | None) -> str:
     """The most new blocks a recurrent group takes in one step, as an expression.
 
-    Charging the drafts once more than due is a fault of its own (cause ``…-by-drafts``): where it is not the one that
-    was found, it is let pass.
+    Charging the drafts once more than due is a fault of its own (cause ``…-by-drafts``): a bound that was exceeded by
+    more lets it pass.
     """
-    terms = ["1", "partial", "external"]
-    if config.checkpoint_blocks:
-        terms.append(str(config.checkpoint_blocks))
+    terms = [str(1 + config.checkpoint_blocks), "partial", "external"]
     if config.speculative:
-        drafts_are_the_fault = violation is not None and violation.cause.endswith("-by-drafts")
-        terms.append("(K if first else 0)" if drafts_are_the_fault else "K")
+        let_pass = violation is not None and violation.identity == ("ADMIT.mamba-bound", "estimate-beyond-bound")
+        terms.append("K" if let_pass else "(K if first else 0)")
     return " + ".join(terms)
 
 
@@ -193,7 +224,7 @@ def _constants(config: Config, plan: Plan, marked: bool) -> list[str]:
         lines.append(f"RECURRENT = {recurrent}  # groups whose block holds one whole state")
     if plan.attention:
         lines.append(f"ATTENTION = { {i: g.block_size for i, g in groups if g.kind != 'mamba'} }  # group: block size")
-    if (plan.attention and plan.reads) or plan.check == "refused":
+    if plan.attention and plan.reads:
         windows = {i: g.window for i, g in groups if g.kind == "window"}
         if windows:
             lines.append(f"WINDOWS = {windows}  # group: tokens")
@@ -202,19 +233,23 @@ def _constants(config: Config, plan: Plan, marked: bool) -> list[str]:
     return lines
 
 
-def _call(config: Config, action: Action) -> str:
+def _calls(config: Config, plan: Plan) -> list[str]:
+    accepts = _uses(config, plan.actions).accept
+    return [_call(config, action, accepts) for action in plan.actions] + (["engine.drain()"] if plan.drain else [])
+
+
+def _call(config: Config, action: Action, accepts: bool) -> str:
     name = wording.literal(action.request)
     if action.kind == "submit":
-        length = min(action.length, config.max_model_len - 1)
-        tokens = max(1, min(action.max_tokens, config.max_model_len - length))
-        arguments = [name, f"length={length}", f"max_tokens={tokens}"]
+        length = _length(config, action)
+        arguments = [name, f"length={length}", f"max_tokens={_output(config, action)}"]
         if action.base:
             arguments += [f"base={wording.literal(action.base)}", f"shared={min(action.shared, length)}"]
         if config.connector != "none" and action.external:
             arguments.append(f"external={action.external}")
         return f"engine.submit({', '.join(arguments)})"
     if action.kind == "step":
-        accept = f"accept={action.accept}" if action.accept and config.speculative else ""
+        accept = f"accept={action.accept}" if action.accept and accepts else ""
         times = str(action.times) if action.times != 1 else ""
         return f"engine.step({', '.join(filter(None, [times, accept]))})"
     if action.kind == "evict":

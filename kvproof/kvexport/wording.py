@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable
 
+from kvproof.kvexport.origin import Origin
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
 
@@ -17,18 +17,15 @@ def headline(violation: Violation | None) -> str:
     """The docstring's first line."""
     if violation is None:
         return "A hybrid prefix cache scenario runs to its end and leaves nothing behind."
-    return f"{violation.invariant}: {_safe(violation.cause)}."
+    line = f"{violation.invariant}: {_safe(violation.cause)}."
+    return line if len(line) + 3 <= WIDTH else f"{violation.invariant} does not hold."
 
 
-def explanation(scenario: Scenario, violation: Violation | None, subject: str) -> str:
+def explanation(scenario: Scenario, violation: Violation | None, origin: Origin) -> str:
     """The rest of the docstring: what broke, on which release, what is known of it, and how it was found."""
     parts = []
     if violation is not None:
-        parts.append(f"Promised: {promise(violation)}")
-        parts.append(f"Found on {subject}: {violation.witness}.")
-        known = provenance(violation)
-        if known:
-            parts.append(f"See {known}.")
+        parts.append(_found(violation, origin))
     parts.append(
         "Found by kvproof, which drives the real scheduler at random, and shrunk. This file needs "
         "vLLM's Python sources and pytest only."
@@ -37,7 +34,17 @@ def explanation(scenario: Scenario, violation: Violation | None, subject: str) -
         parts.append(scenario.note)
     if scenario.forced:
         parts.append("It preempts or evicts from outside: whether the scheduler gets there by itself is open.")
-    return "\n\n".join(textwrap.fill(_safe(" ".join(part.split())), WIDTH, break_on_hyphens=False) for part in parts)
+    paragraphs = [_wrapped(part) for part in parts if part]
+    if violation is not None and violation.cause not in headline(violation):
+        paragraphs.insert(0, textwrap.fill(_safe(f"Cause: {violation.cause}."), WIDTH))
+    return "\n\n".join(paragraphs)
+
+
+def _found(violation: Violation, origin: Origin) -> str:
+    found = f"Found on {origin.place}" if origin.place else "Found" if violation.witness else ""
+    found += f": {violation.witness}" if violation.witness else ""
+    see = f"See {origin.reference}." if origin.reference else ""
+    return " ".join(part for part in (found and f"{found}.", origin.summary, see) if part)
 
 
 def promise(violation: Violation | None) -> str:
@@ -47,27 +54,12 @@ def promise(violation: Violation | None) -> str:
     return str(getattr(_entry(violation.invariant), "statement", "")) or f"{violation.invariant} holds."
 
 
-def provenance(violation: Violation) -> str:
-    """Where the fault is known: from the record of a known finding, else the catalogue; empty where it is nowhere."""
-    from kvproof import findings
-
-    record = next((r for r in findings.load() if r.identity == violation.identity and r.reference), None)
-    if record is not None:
-        return record.reference.rstrip(".")
-    known: str | Iterable[str] = getattr(_entry(violation.invariant), "provenance", "")
-    if isinstance(known, str):
-        return known
-    numbers = ", ".join(known)
-    return f"vLLM {numbers} (of the invariant, not surely of this fault)" if numbers else ""
-
-
-def constant(name: str, text: str) -> str:
-    """``name = text`` as source lines of at most the line length."""
-    if len(name) + len(text) + 5 <= WIDTH:
-        return f"{name} = {literal(text)}"
-    lines = textwrap.wrap(text, WIDTH - 7, break_on_hyphens=False)
-    parts = [literal(line + (" " if index < len(lines) - 1 else "")) for index, line in enumerate(lines)]
-    return "\n".join([f"{name} = (", *(f"    {part}" for part in parts), ")"])
+def docstring(text: str) -> str:
+    """A function's docstring as source lines."""
+    lines = textwrap.wrap(_safe(text), WIDTH - 7, initial_indent='"""', break_on_hyphens=False)
+    if len(lines) == 1:
+        return f'    {lines[0]}"""'
+    return "\n".join(f"    {line}" for line in [*lines, '"""'])
 
 
 def _entry(invariant: str) -> object | None:
@@ -75,6 +67,10 @@ def _entry(invariant: str) -> object | None:
     from kvproof.engines import catalogue
 
     return next((entry for entry in catalogue() if entry.id == invariant), None)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(_safe(" ".join(text.split())), WIDTH, break_on_hyphens=False)
 
 
 def _safe(text: str) -> str:

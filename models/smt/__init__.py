@@ -27,7 +27,7 @@ def prove(out: Path | None, progress: Callable[[str], None] | None = None) -> li
     """Settle every claim and every mutant with both solvers.
 
     With ``out``, the SMT-LIB 2 text of each question is written there (the folder is made if need be); ``OSError``
-    where it can't be. ``progress`` is called with one line before each claim.
+    where it can't be. ``progress`` is called with one line after each claim.
     """
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

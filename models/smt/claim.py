@@ -71,6 +71,7 @@ class Claim:
 class ClaimResult:
     """What came out. ``verdict`` is decisive only where both solvers agree and the premises are satisfiable.
 
+    ``scope`` is what a proof of the claim covers ("proved for all …"); a mutant has none, since it must be refuted.
     ``counterexample`` is in plain words and has been run on plain integers. ``note`` says why a verdict is not
     decisive. ``smtlib`` is the file with the query (the premises' own is beside it), or empty where none was asked
     for.
@@ -94,6 +95,15 @@ class ClaimResult:
     def ok(self) -> bool:
         """Whether this is what was expected."""
         return self.verdict == self.expected
+
+    def line(self) -> str:
+        """The outcome in one line. A mutant's statement is a wrong rule, so it is not said as if it were true."""
+        name = f"mutant {self.id}" if self.mutant_of else self.id
+        if self.verdict == "refuted":
+            return f"{name} refuted, counterexample: {self.counterexample}"
+        if self.verdict == "proved":
+            return f"{name} proved: {self.statement}"
+        return f"{name} {self.verdict}: {self.note}"
 
 
 class Unknowns:

@@ -70,12 +70,13 @@ def prove_claim(claim: Claim, out: Path | None = None) -> ClaimResult:
 def prove_all(
     claims: Iterable[Claim], out: Path | None, progress: Callable[[str], None] | None = None
 ) -> list[ClaimResult]:
-    """Settle the claims in order, with one line of progress before each."""
+    """Settle the claims in order, with one line of progress after each."""
     results = []
     for claim in claims:
+        result = prove_claim(claim, out)
+        results.append(result)
         if progress is not None:
-            progress(f"{claim.id}: {claim.statement}")
-        results.append(prove_claim(claim, out))
+            progress(result.line())
     return results
 
 
@@ -191,7 +192,7 @@ def _result(
     return ClaimResult(
         id=claim.id,
         statement=claim.statement,
-        scope=claim.scope,
+        scope="" if claim.mutant_of else claim.scope,
         premises=premises,
         verdict=verdict,
         expected=claim.expected,

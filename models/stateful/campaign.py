@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from kvproof.models.stateful.drive import Identity, Watchers, standard_watchers
+from kvproof.models.stateful.drive import Identity, Watcher, Watchers, standard_watchers
 from kvproof.models.stateful.search import Search, Tally
 from kvproof.models.stateful.shrink import size
 from kvproof.models.stateful.strategies import Retention
-from kvproof.models.stateful.workers import run_workers
-from kvproof.spec.finding import Finding
+from kvproof.models.stateful.workers import Check, Interrupts, run_workers
+from kvproof.spec.events import Observation
+from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.subject import Subject
 
 Progress = Callable[[str], None]
 
 SECONDS_BETWEEN_REPORTS = 2.0
+STEPS_A_WORKER = 50
+"""What one or two runs take (27 steps each): a worker with less to do costs more than it does."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def run(
 
     ``known`` identities are passed over. ``default_retention`` says which retention interval users get who set none
     (asked of the subject if not given; 0 if it doesn't say). ``watchers`` judge the runs (the catalogue if not given).
-    With ``workers`` > 1 as many processes are forked, which inherit whatever the subject has imported.
+    With ``workers`` > 1 as many processes are forked, which inherit whatever the subject has imported; no more than
+    one for every :data:`STEPS_A_WORKER` steps.
 
     The same seed, steps and workers give the same campaign, unless ``seconds`` or an interrupt cut it short. An
     interrupt (``KeyboardInterrupt``) is not raised but returned, with everything found so far.
@@ -69,9 +73,10 @@ def run(
     began = time.monotonic()
     retention = default_retention or getattr(subject, "default_retention", None) or _nothing_kept
     judges = watchers or standard_watchers(subject)
-    ticker = _Ticker(progress)
+    ticker = _Ticker(progress, known)
+    workers = min(workers, -(-steps // STEPS_A_WORKER))
 
-    def search(worker: int, report: Callable[[Finding], None], tick: Callable[[Tally], None]) -> Tally:
+    def search(worker: int, report: Callable[[Finding], None], tick: Callable[[Tally], None], check: Check) -> Tally:
         share = steps // workers + (worker < steps % workers)
         return Search(
             subject,
@@ -80,17 +85,38 @@ def run(
             steps=share,
             seconds=seconds,
             known=known,
-            watchers=judges,
+            watchers=lambda known, stops: _Stoppable(judges(known, stops), check),
             default_retention=retention,
             report=report,
             tick=tick,
         ).search()
 
-    if workers == 1:
-        tallies = [search(0, ticker.found, lambda tally: ticker.tick(0, tally.steps, tally.examples))]
-    else:
-        tallies = run_workers(workers, search, ticker.found, ticker.tick)
+    with Interrupts() as interrupts:
+        if workers == 1:
+            tallies = [search(0, ticker.found, lambda tally: ticker.tick(0, *tally.so_far()), interrupts.check)]
+        else:
+            tallies = run_workers(workers, search, ticker.found, ticker.tick, interrupts)
+    tallies[0].interrupted |= interrupts.count > 0  # also one that came when all was done
     return _merge(tallies, seed, time.monotonic() - began)
+
+
+class _Stoppable:
+    """A judge that lets an interrupt in before it looks: there a run can be stopped."""
+
+    def __init__(self, judge: Watcher, check: Check) -> None:
+        self._judge, self._check = judge, check
+
+    def __call__(self, observation: Observation, /) -> None:
+        self._check()
+        self._judge(observation)
+
+    @property
+    def evaluations(self) -> Mapping[str, int]:
+        return self._judge.evaluations
+
+    @property
+    def violations(self) -> Sequence[Violation]:
+        return self._judge.violations
 
 
 def _nothing_kept(eagle: bool) -> int | None:
@@ -115,7 +141,7 @@ def _merge(tallies: Iterable[Tally], seed: int, seconds: float) -> Campaign:
         whole.examples += tally.examples
         whole.interrupted |= tally.interrupted
     return Campaign(
-        findings=tuple(best[identity] for identity in sorted(best)),
+        findings=tuple(replace(best[i], scenario=best[i].scenario.trimmed()) for i in sorted(best)),
         evaluations=dict(sorted(whole.evaluations.items())),
         steps=whole.steps,
         examples=whole.examples,
@@ -131,22 +157,24 @@ def _merge(tallies: Iterable[Tally], seed: int, seconds: float) -> Campaign:
 class _Ticker:
     """Tells how far all workers are, every few seconds and at each finding."""
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress | None, known: frozenset[Identity]) -> None:
+        self._progress, self._known = progress, known
+        self._seen: set[Identity] = set()
         self._began = self._told = time.monotonic()
         self._done: dict[int, tuple[int, int]] = {}
         self._identities: Counter[Identity] = Counter()
 
-    def tick(self, worker: int, steps: int, examples: int) -> None:
+    def tick(self, worker: int, steps: int, examples: int, seen: frozenset[Identity]) -> None:
         self._done[worker] = (steps, examples)
+        self._seen |= seen & self._known
         now = time.monotonic()
         if self._progress is None or now - self._told < SECONDS_BETWEEN_REPORTS:
             return
         self._told = now
         total, runs = (sum(column) for column in zip(*self._done.values(), strict=True))
-        found = len(self._identities)
         rate = total / (now - self._began)
-        self._progress(f"{total} steps in {runs} runs, {rate:.0f} a second, {found} finding{'s' * (found != 1)}")
+        found = f"{len(self._identities)} new, {len(self._seen)} known"
+        self._progress(f"{total} steps in {runs} runs, {rate:.0f} a second, {found}")
 
     def found(self, finding: Finding) -> None:
         violation = finding.violation

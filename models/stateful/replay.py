@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.models.stateful.drive import Identity, Run, Watchers, standard_watchers
 from kvproof.spec.events import Allocate, Crash, Forward, Observation, Resume, Stall, StepEnd
 from kvproof.spec.finding import Violation
@@ -18,7 +19,11 @@ class Replay:
 
     ``actions[i]`` is the index of the action during which ``violations[i]`` was seen; the number of actions stands for
     the draining at the end. Violations repeat where the fault shows again. ``spoiled`` tells whether the run stopped
-    before its end because nothing more could be judged, ``error`` is a mistake of a checker. ``text`` is the timeline.
+    before its end because nothing more could be judged, ``error`` is a mistake of a checker. ``text`` is the timeline,
+    which says the same thing once and where the run stopped early.
+
+    ``follows`` are identities that showed only in the observation that ended the run, after what ended it:
+    consequences, and no findings of their own (a campaign does not report them either).
     """
 
     violations: tuple[Violation, ...]
@@ -27,6 +32,7 @@ class Replay:
     steps: int
     text: str
     spoiled: bool = False
+    follows: frozenset[Identity] = frozenset()
     error: str = ""
 
     def at(self, identity: Identity) -> int | None:
@@ -50,13 +56,17 @@ def replay(
     """
     watcher = (watchers or standard_watchers(subject))(known, False)
     timeline = _Timeline()
+    timeline.lines += Scenario(scenario.config, ()).text().splitlines()
+    told: set[Violation] = set()
     run = Run(subject, scenario.config, watcher, timeline)
     where: list[int] = []
 
     def note(index: int) -> None:
         for violation in watcher.violations[len(where) :]:
             where.append(index)
-            timeline.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
+            if violation not in told:
+                told.add(violation)
+                timeline.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
 
     for index, action in enumerate(scenario.actions):
         timeline.lines.append(f"{index + 1:3}. {action}")
@@ -69,6 +79,11 @@ def replay(
         timeline.lines.append("     drain")
         run.drain()
         note(len(scenario.actions))
+    spoiled = run.spoiled or run.broken is not None
+    if spoiled:
+        left = len(scenario.actions) - len(run.actions)
+        skipped = f" ({left} action{'s' * (left != 1)} left out)" if left else ""
+        timeline.say(f"the run ends here: after this violation nothing more can be judged{skipped}")
     if run.error:
         timeline.say(f"the checker failed: {run.error}")
     return Replay(
@@ -77,9 +92,19 @@ def replay(
         evaluations=dict(watcher.evaluations),
         steps=run.steps,
         text="\n".join(timeline.lines),
-        spoiled=run.spoiled or run.broken is not None,
+        spoiled=spoiled,
+        follows=_follows(watcher.violations) if spoiled else frozenset(),
         error=run.error,
     )
+
+
+def _follows(violations: Sequence[Violation]) -> frozenset[Identity]:
+    """What came with the violation that ended the run, and after it in the order of the catalogue."""
+    ends = {entry.id for entry in CATALOGUE if entry.contaminates}
+    first = next((i for i, violation in enumerate(violations) if violation.invariant in ends), len(violations))
+    before = {violation.identity for violation in violations[: first + 1]}
+    after = {v.identity for v in violations[first + 1 :] if v.invariant != violations[first].invariant}
+    return frozenset(after - before)
 
 
 class _Timeline:

@@ -56,6 +56,10 @@ class Tally:
     examples: int = 0
     interrupted: bool = False
 
+    def so_far(self) -> tuple[int, int, frozenset[Identity]]:
+        """Steps, runs, and everything seen, known findings included: what progress tells."""
+        return self.steps, self.examples, frozenset(self.first_seen)
+
 
 class _Enough(BaseException):
     """Ends a round from within. Not an ``Exception``, so that Hypothesis passes it on as it does an interrupt."""

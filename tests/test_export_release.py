@@ -1,0 +1,198 @@
+"""Exported tests on real releases, where there is no kvproof: they fail where their finding is, and only there.
+
+One process per release, since a release is imported once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from kvproof import findings, scenario_file
+from kvproof.findings import Record
+from kvproof.impl.vllm.fetch import release_tree
+from kvproof.kvexport import export_pytest
+from kvproof.spec.config import Config, Group
+from kvproof.spec.finding import Violation
+from kvproof.spec.scenario import Action, Scenario, ScenarioError
+
+pytestmark = [pytest.mark.release, pytest.mark.slow]
+
+RELEASES = tuple(f"0.{minor}.0" for minor in range(26, 34))
+"""Those that are driven, oldest first."""
+
+EAGLE = Scenario(
+    Config(
+        (Group("full", 16, drafter=True), Group("mamba", 16)), 64, 16, 20, speculative=1, eagle=True, retention=None
+    ),
+    (
+        Action("submit", "a", length=16, max_tokens=4),
+        Action("submit", "b", length=20, max_tokens=4),
+        Action("step", times=3),
+    ),
+)
+"""Two prompts share a step of 20 tokens: the second one's first chunk ends inside a block (PR 51113)."""
+
+TAIL = Scenario(
+    Config(
+        (Group("full", 64), Group("mamba", 64)), 10, 16, 512, retention=None, connector="async", divergent_hits=True
+    ),
+    (
+        Action("submit", "a", length=214, max_tokens=1),
+        Action("step", times=3),
+        Action("submit", "c", length=100, max_tokens=1),
+        Action("step", times=3),
+        Action("submit", "b", base="a", shared=214, length=300, max_tokens=1, external=256),
+        Action("step", times=3),
+    ),
+)
+"""c takes the blocks of a's recurrent states, which are first in the free queue; b then hits a's attention blocks up to
+the partial tail at 208, and the store offers more than the tail (PR 51468)."""
+
+LONG = Scenario(
+    Config(
+        (Group("full", 64), Group("mamba", 64)), 40, 16, 512, checkpoint_blocks=1, checkpoint_alignment=16,
+        connector="async", max_model_len=4096,
+    ),
+    (Action("submit", "a", length=1600, max_tokens=4, external=128), Action("step", times=8)),
+)  # fmt: skip
+"""A request that holds loaded blocks and needs a checkpoint is charged for its whole length (PR 57050)."""
+
+WRITTEN = {
+    "state_key": (EAGLE, "SLOT.key-content", "full-key-stale", "0.26.0"),
+    "chunk_end": (EAGLE, "SLOT.chunk-end", "chunk-crosses-boundary", "0.26.0"),
+    "cut": (TAIL, "HIT.only-recurrent-short", "recurrent-short-refused", "0.27.0"),
+    "crash": (TAIL, "FLOW.no-crash", "", "0.27.0"),
+    "bound": (LONG, "ADMIT.mamba-bound", "estimate-beyond-bound", "0.30.0"),
+    "refused": (LONG, "ADMIT.refused-though-fits", "", "0.30.0"),
+    "stall": (LONG, "ADMIT.stall", "", "0.30.0"),
+}
+"""Scenarios written by hand: what they show, and the last release that shows it."""
+
+FIXED = (
+    ("0.26.0", "0.27.0", "SLOT.chunk-end", "chunk-ends-off-boundary"),
+    ("0.26.0", "0.27.0", "SLOT.chunk-end", "chunk-crosses-boundary"),
+    ("0.26.0", "0.27.0", "SLOT.key-content", "full-key-stale"),
+    ("0.27.0", "0.28.0", "HIT.only-recurrent-short", "recurrent-short-refused"),
+    ("0.30.0", "0.31.0", "ADMIT.mamba-bound", "estimate-beyond-bound"),
+    ("0.30.0", "0.31.0", "ADMIT.refused-though-fits", "step-refuses-what-fits-mamba-with-checkpoint"),
+    ("0.30.0", "0.31.0", "ADMIT.refused-though-fits", "whole-sequence-gate-refuses-what-fits-mamba-with-checkpoint"),
+)
+"""Last faulty release, first fixed one, and the recorded finding: PR 51113, PR 51468 and PR 57050."""
+
+
+@functools.cache
+def exports() -> dict[str, str]:
+    """Every test that there is, by a name that is a file's."""
+    files = {}
+    for name, (scenario, invariant, cause, faulty) in WRITTEN.items():
+        files[name] = export_pytest(scenario, Violation(invariant, cause or "a-cause", "seen"), f"vllm=={faulty}")
+    for record in findings.load():
+        if record.scenario is None or not shows(record):
+            continue
+        scenario = scenario_file.parse(record.scenario).scenario
+        try:
+            files[name_of(record)] = export_pytest(scenario, Violation(*record.identity, ""), "")
+        except ScenarioError:
+            continue
+    return files
+
+
+def name_of(record: Record) -> str:
+    return re.sub(r"\W+", "_", "_".join(("record", *record.identity, shows(record)[-1])))
+
+
+def shows(record: Record) -> list[str]:
+    """The releases that the record is of, oldest first."""
+    return [release for release in RELEASES if findings.known_for([record], release).records]
+
+
+BLOCKER = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "kvproof":
+            raise ModuleNotFoundError("there is no kvproof here", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@functools.cache
+def outcomes(release: str) -> dict[str, str]:
+    """How each test ends on ``release``: "passes", "fails" (it says what it found) or "skips"."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, blocked = Path(place), Path(place, "blocked")
+        for test, text in exports().items():
+            (folder / f"test_{test}.py").write_text(text)
+        blocked.mkdir()
+        (blocked / "sitecustomize.py").write_text(BLOCKER)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(blocked), str(release_tree(release))]),
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        seen = subprocess.run(
+            [sys.executable, "-c", "import kvproof"], env=environment, capture_output=True, cwd=folder
+        )
+        assert b"there is no kvproof here" in seen.stderr
+        options = ["-p", "no:cacheprovider", "--rootdir", ".", "--junitxml", "out.xml", "."]
+        command = [sys.executable, "-m", "pytest", *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        ends = {}
+        for case in ElementTree.parse(folder / "out.xml").iter("testcase"):
+            failure = case.find("failure")
+            end = "passes" if failure is None else "fails"
+            name = str(case.get("classname")).rpartition(".")[2].removeprefix("test_")
+            ends[name] = end if case.find("skipped") is None else "skips"
+            assert case.find("error") is None, done.stdout
+            assert failure is None or "Found:" in str(failure.get("message")), done.stdout
+    assert ends.keys() == exports().keys()
+    return ends
+
+
+def after(release: str) -> list[str]:
+    """The next release and the newest one."""
+    later = RELEASES[RELEASES.index(release) + 1 :]
+    return [*later[:1], *later[-1:]]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_scenario_written_by_hand_fails_on_the_last_faulty_release_only(release: str) -> None:
+    wanted = {name: "fails" for name, (*_, faulty) in WRITTEN.items() if release == faulty}
+    wanted |= {name: "passes" for name, (*_, faulty) in WRITTEN.items() if release in after(faulty)}
+    assert {name: outcomes(release)[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(("faulty", "fixed", "invariant", "cause"), FIXED)
+def test_a_recorded_fault_fails_on_the_faulty_release_and_passes_on_the_fixed_one(
+    faulty: str, fixed: str, invariant: str, cause: str
+) -> None:
+    records = [record for record in findings.load() if record.identity == (invariant, cause)]
+    (name,) = (name_of(record) for record in records if shows(record)[-1:] == [faulty])
+    assert outcomes(faulty)[name] == "fails"
+    assert outcomes(fixed)[name] == "passes"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_record_fails_where_it_is_recorded_and_passes_where_its_finding_is_gone(release: str) -> None:
+    records = [record for record in findings.load() if shows(record) and name_of(record) in exports()]
+    known = findings.known_for(records, release)
+    assert known.records
+    wanted = {name_of(record): "fails" for record in known.records}
+    for record in records:
+        if record.identity not in known.identities and release in after(shows(record)[-1]):
+            wanted[name_of(record)] = "passes"
+    assert {name: outcomes(release)[name] for name in wanted} == wanted
