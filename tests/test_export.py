@@ -319,7 +319,8 @@ def test_every_check_is_of_an_invariant_in_the_catalogue() -> None:
 @pytest.mark.parametrize(
     ("invariant", "cause"),
     [("SLOT.key-content", "key-window-wrong"), ("SLOT.running-state", "running-window-wrong"),
-     ("HIT.only-recurrent-short", "short-cut-silently"), ("HIT.limit", "hit-deeper-than-a-group-at-connector")],
+     ("HIT.only-recurrent-short", "short-cut-silently"), ("HIT.limit", "hit-deeper-than-a-group-at-connector"),
+     ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-drafts-than-tokens")],
 )  # fmt: skip
 def test_a_cause_that_a_test_cannot_see_is_refused(invariant: str, cause: str) -> None:
     with pytest.raises(ScenarioError, match="--as text"):
