@@ -5,12 +5,21 @@ Causes come before consequences: where one observation breaks several rules, the
 
 from __future__ import annotations
 
-from kvproof.invariants import admit, engine, hit, ref, slot
+from kvproof.invariants import admit, engine, event, ext, hit, ref, slot, tail
 from kvproof.invariants.invariant import Invariant, Predicate, Scope, Verdict
 
 __all__ = ["CATALOGUE", "FAMILIES", "Invariant", "Predicate", "Scope", "Verdict", "by_id"]
 
-CATALOGUE: tuple[Invariant, ...] = (*engine.ENTRIES, *hit.ENTRIES, *admit.ENTRIES, *ref.ENTRIES, *slot.ENTRIES)
+CATALOGUE: tuple[Invariant, ...] = (
+    *engine.ENTRIES,
+    *ext.ENTRIES,
+    *hit.ENTRIES,
+    *admit.ENTRIES,
+    *ref.ENTRIES,
+    *slot.ENTRIES,
+    *tail.ENTRIES,
+    *event.ENTRIES,
+)
 """Every rule. Ids are unique and stay the same from version to version."""
 
 FAMILIES: tuple[str, ...] = tuple(dict.fromkeys(entry.family for entry in CATALOGUE))

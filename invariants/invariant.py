@@ -39,7 +39,7 @@ class Invariant:
 
     @property
     def family(self) -> str:
-        """``SLOT``, ``ADMIT``, ``REF``, ``HIT`` or ``FLOW``: what a subject can show is said by family."""
+        """What comes before the dot, as in ``SLOT``: what a subject can show is said by family."""
         return self.id.partition(".")[0]
 
 
@@ -59,6 +59,16 @@ def due_blocks(observation: Observation) -> Iterable[int]:
     if isinstance(observation.event, Drained):
         return range(1, view.num_blocks)
     return sorted(view.touched())
+
+
+SMALL_POOL = 512
+"""Pools up to this size are judged whole after every step, larger ones where the step touched them, and whole when
+everything has ended: what a step costs must not depend on the size of the pool."""
+
+
+def whole_pool(observation: Observation) -> bool:
+    """Whether this is a moment to look at the whole pool."""
+    return observation.view.num_blocks <= SMALL_POOL or isinstance(observation.event, Drained)
 
 
 def ceil_div(tokens: int, block: int) -> int:

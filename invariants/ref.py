@@ -7,25 +7,16 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 
-from kvproof.invariants.invariant import Invariant, Verdict, due_blocks, violation
+from kvproof.invariants.invariant import Invariant, Verdict, due_blocks, violation, whole_pool
 from kvproof.spec.events import Drained, Observation, StepEnd
 from kvproof.spec.finding import Violation
 from kvproof.spec.tracer import show
 from kvproof.spec.view import NULL
 
-SMALL_POOL = 512
-"""Pools up to this size are judged whole after every step, larger ones where the step touched them, and whole when
-everything has ended: what a step costs must not depend on the size of the pool."""
-
-
-def _whole(observation: Observation) -> bool:
-    """Whether this is a moment to look at the whole pool."""
-    return observation.view.num_blocks <= SMALL_POOL or isinstance(observation.event, Drained)
-
 
 def references(observation: Observation) -> Verdict:
     view = observation.view
-    whole = _whole(observation)
+    whole = whole_pool(observation)
     blocks = range(1, view.num_blocks) if whole else due_blocks(observation)
     held = Counter(holder.block for holder in (view.holders() if whole else view.holders_of(set(blocks))))
     broken: list[Violation] = []
@@ -83,7 +74,7 @@ def queue(observation: Observation) -> Verdict:
 
 def queue_shape(observation: Observation) -> Verdict:
     view = observation.view
-    if not _whole(observation):
+    if not whole_pool(observation):
         return None
     walked, said, fault = len(_free_queue(observation)), view.free_count(), view.queue_fault()
     if fault:
@@ -96,7 +87,7 @@ def queue_shape(observation: Observation) -> Verdict:
 
 
 def double_free(observation: Observation) -> Verdict:
-    walked = _free_queue(observation) if _whole(observation) else ()
+    walked = _free_queue(observation) if whole_pool(observation) else ()
     if not walked:
         return None
     if len(set(walked)) == len(walked):
@@ -134,7 +125,7 @@ def keys_map(observation: Observation) -> Verdict:
     if not carried and not isinstance(observation.event, Drained):
         return None  # building the map costs more than all other rules together
     found = view.lookup_map()
-    if _whole(observation):
+    if whole_pool(observation):
         mapped = {(*key, block) for key, there in found.items() for block in there if block in blocks}
     else:
         mapped = {(group, state, block) for group, state, block in carried if block in found.get((group, state), ())}

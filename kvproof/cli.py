@@ -42,6 +42,7 @@ if sys.platform != "win32":
 VERIFY_STEPS = 60_000
 VERIFY_SECONDS = 100.0
 FUZZ_STEPS = 50_000
+MUTANT_STEPS = 4_000
 MOST_STEPS = 10**12
 MOST_SEED = 2**63 - 1
 MOST_WORKERS = 64
@@ -182,6 +183,7 @@ def fuzz(
     record = fuzzing.fuzz(target, fuzzing.Options(seed, steps, seconds, workers or _cores(), out, known), say)
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
     report.facts.update(seed=record.seed, **record.facts())
+    report.spent[record.subject] = record.seconds
     report.ended = record.ended
     files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
     return _finish(report, report_folder, show, files)
@@ -203,6 +205,32 @@ def replay(
     report = Report("replay", target.text)
     text = replaying.replay(report, scenario, target, known, say)
     write(text.rstrip() + "\n\n")
+    return _finish(report, report_folder, show)
+
+
+@app.command()
+def mutants(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only this mutant; may be given more than once.")
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MOST_STEPS, help="Engine steps that the fuzzer may take for each mutant.")
+    ] = MUTANT_STEPS,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Change one operator at a time in the rules themselves, too. Takes long.")
+    ] = False,
+    report_folder: ReportFolder = None,
+) -> int:
+    """Plant faults of old in the reference engine and in the rules, and show which checkers notice them.
+
+    Exit code 1 if one survives; 3 if a checker objects to the healthy engine.
+    """
+    from kvproof import mutating
+    from kvproof.table import say, show
+
+    _require_reports("mutants", report_folder)
+    report = Report("mutants")
+    mutating.run(report, mutating.Options(tuple(only or ()), steps, rules), say)
     return _finish(report, report_folder, show)
 
 

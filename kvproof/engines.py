@@ -128,7 +128,9 @@ def prove(out: Path | None, progress: Progress) -> Sequence[Claim]:
         progress(line)
 
     run = load("kvproof.models.smt", "prove")
-    load("z3", "set_param")(ctrl_c=False)
+    import z3
+
+    z3.set_param(ctrl_c=False)
     stop.held = True
     try:
         claims = run(out, told)
@@ -168,6 +170,10 @@ def replay(subject: Subject, scenario: Scenario) -> Replay:
 
 def vllm_subject(tree: Path | None, name: str) -> Subject:
     return cast("Subject", load("kvproof.impl.vllm.subject", "VllmSubject")(tree, name))
+
+
+def reference_subject() -> Subject:
+    return cast("Subject", load("kvproof.impl.reference.subject", "ReferenceSubject")())
 
 
 def export(form: str, scenario: Scenario, violation: Violation | None, subject: str, action: int) -> str:

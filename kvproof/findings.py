@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 PACKAGE = "kvproof.known"
+REFERENCE = "reference"
+"""What stands for a release where the subject is the reference engine."""
 
 Status = Literal["confirmed", "unconfirmed", "adapter"]
 """``confirmed``: a fault of the release. ``unconfirmed``: the real scheduler may not reach it. ``adapter``: an artefact
@@ -85,7 +87,12 @@ def _read(file: Traversable, somebodys: bool) -> Record:
 
 
 def known_for(records: Iterable[Record], release: str) -> Known:
-    """The records that apply to ``release``; where it is not known (a checkout), all of them do."""
+    """The records that apply to ``release``; where it is not known (a checkout), all of them do.
+
+    None does to the reference engine: what breaks there is mended, not recorded.
+    """
+    if release == REFERENCE:
+        return Known(())
     return Known(tuple(record for record in records if not release or _covers(record, release)))
 
 

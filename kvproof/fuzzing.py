@@ -9,6 +9,7 @@ campaign in a process of its own (a release is imported into the process that dr
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -146,7 +147,7 @@ def _keep(
 def _file_name(finding: Finding, target: subjects.Target) -> str:
     """The same finding by the same scenario gets the same name, so that a repeat run adds no second file."""
     digest = hashlib.sha256(json.dumps(finding.scenario.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
-    where = f"vllm-{target.release}" if target.release else "vllm"
+    where = f"vllm-{target.release}" if target.release and target.kind != "reference" else target.text.partition("@")[0]
     return (
         re.sub(r"[^\w.+-]+", "_", f"{where}-{finding.violation.invariant}-{finding.violation.cause}-{digest}") + ".json"
     )
@@ -161,13 +162,14 @@ def rows(record: FuzzRecord, *, show_known: bool = False) -> list[Row]:
 
     ``show_known``: known findings with their whole reasoning and their scenario.
     """
-    return [
+    told = [
         *_invariant_rows(record),
         *(_new_row(found, record.subject) for found in record.findings),
         *(row for known in record.known for row in _besides_rows(known, record.subject)),
         *(_known_row(known, record, show_known) for known in sorted(record.known, key=lambda known: not known.gone)),
         *(Row("run", "fuzz", "error", "error", error) for error in record.errors),
     ]
+    return [dataclasses.replace(row, subject=record.subject) for row in told]
 
 
 def _invariant_rows(record: FuzzRecord) -> Iterable[Row]:

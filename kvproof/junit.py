@@ -1,4 +1,4 @@
-"""The report as JUnit XML, which CI servers read: one suite per kind of row, one case per row."""
+"""The report as JUnit XML, which CI servers read: one suite per kind of row and subject, one case per row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TAGS: Final = {"fail": "failure", "undetermined": "error", "error": "error", "s
 def junit(report: Report) -> str:
     """The XML document. An undetermined row is an error there, since JUnit knows nothing weaker than a pass."""
     root = ET.Element("testsuites", name=_clean(f"kvproof {report.command} {report.subject}".strip()))
-    for kind in dict.fromkeys(row.kind for row in report.rows):
-        rows = [row for row in report.rows if row.kind == kind]
+    for kind, subject in dict.fromkeys((row.kind, row.subject) for row in report.rows):
+        rows = [row for row in report.rows if (row.kind, row.subject) == (kind, subject)]
         tags = [_TAGS.get(row.outcome, "") for row in rows]
-        suite = ET.SubElement(root, "testsuite", name=kind, tests=str(len(rows)))
+        suite = ET.SubElement(root, "testsuite", name=f"{kind} {subject}".strip(), tests=str(len(rows)))
         suite.set("failures", str(tags.count("failure")))
         suite.set("errors", str(tags.count("error")))
         suite.set("skipped", str(tags.count("skipped")))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from kvproof.errors import FOUND, INTERRUPTED, MET, UNDETERMINED, USAGE, UsageError
 from kvproof.scenario_file import write_whole
 
-Kind = Literal["proof", "invariant", "finding", "run"]
+Kind = Literal["proof", "invariant", "finding", "mutant", "run"]
 Outcome = Literal["pass", "fail", "undetermined", "error", "skip", "info"]
 
 
@@ -24,8 +24,9 @@ Outcome = Literal["pass", "fail", "undetermined", "error", "skip", "info"]
 class Row:
     """One thing that was established. ``detail`` says it in a line or a few, ``text`` is what must be seen in full.
 
-    ``pointer`` is a line that says where more is kept. ``belongs_to`` is the row of the same kind that this one only
-    supports (an old fault that a claim must catch): a short table names it in that row as long as it passes.
+    ``subject`` is what it is about, where that is not the spec itself. ``pointer`` is a line that says where more is
+    kept. ``belongs_to`` is the row of the same kind that this one only supports (an old fault that a claim must catch):
+    a short table names it in that row as long as it passes.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Row:
     text: str = ""
     pointer: str = ""
     seconds: float = 0.0
+    subject: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -50,6 +52,8 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, str | int | float] = field(default_factory=dict)
     """Numbers of the run (seed, steps, seconds …), shown in the result line in this order."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds of search by subject."""
     ended: str = ""
     """Which bound ended a search, in words for the result line; empty where nothing was searched."""
     only_known: bool = False
@@ -99,6 +103,7 @@ class Report:
             "interrupted": self.interrupted,
             "problem": self.problem,
             "facts": self.facts,
+            "spent": self.spent,
             "ended": self.ended,
             "rows": [dataclasses.asdict(row) for row in self.rows],
         }

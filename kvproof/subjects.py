@@ -12,28 +12,34 @@ from typing import Final, Literal
 
 from kvproof import engines
 from kvproof.errors import UsageError, stop
+from kvproof.findings import REFERENCE
 from kvproof.spec.subject import Subject
 
 OLDEST: Final = "0.26.0"
 NEWEST: Final = "0.33.0"
 """The releases that kvproof is tested with. ``verify`` drives the newest."""
 
-_FORMS = "vllm, vllm==0.33.0 or vllm@PATH"
-_LATER = ("reference", "spec")
+_FORMS = "reference, vllm, vllm==0.33.0 or vllm@PATH"
+_LATER = ("spec",)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A subject that was named but not loaded yet. ``release`` is its vLLM version, empty where it can't be told."""
+    """A subject that was named but not loaded yet.
+
+    ``release`` is what findings are recorded for: its vLLM version, empty where it can't be told, or ``reference``.
+    """
 
     text: str
-    kind: Literal["installed", "release", "checkout"]
+    kind: Literal["reference", "installed", "release", "checkout"]
     release: str
     path: Path | None = None
 
 
 def parse(text: str) -> Target:
     """What ``text`` names. Raises :class:`UsageError` for anything that can't be driven."""
+    if text == REFERENCE:
+        return Target(text, "reference", REFERENCE)
     if text == "vllm":
         return Target(text, "installed", _installed_release())
     if text.startswith("vllm=="):
@@ -58,6 +64,8 @@ def parse(text: str) -> Target:
 
 def open_subject(target: Target, progress: engines.Progress) -> Subject:
     """The subject itself. Fetches a release where needed and imports it into this process (some seconds)."""
+    if target.kind == "reference":
+        return engines.reference_subject()
     # Nothing here needs a model hub or the release's own log.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

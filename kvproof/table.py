@@ -57,7 +57,8 @@ def show(report: Report, *, brief: bool = False) -> None:
     with out.capture() as captured:
         if report.rows:
             out.print(Text(f"kvproof {report.command} {report.subject}".strip(), style="bold"))
-        for kind, part in (("proof", _proofs), ("invariant", _invariants), ("finding", _findings), ("run", _runs)):
+        parts = {"proof": _proofs, "invariant": _invariants, "finding": _findings, "mutant": _mutants, "run": _runs}
+        for kind, part in parts.items():
             rows = [row for row in report.rows if row.kind == kind]
             if rows:
                 out.print()
@@ -103,9 +104,13 @@ def _families(rows: Sequence[Row]) -> list[Row]:
 
 
 def _invariants(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
-    seconds = report.facts.get("seconds")
-    _heading(out, "invariants" + (f": fuzzed for {seconds:.1f} s" if isinstance(seconds, float) else ""))
-    out.print(_table(_together(rows) if brief else rows))
+    for index, subject in enumerate(dict.fromkeys(row.subject for row in rows)):
+        if index:
+            out.print()
+        seconds = report.spent.get(subject)
+        _heading(out, f"invariants on {subject}" + (f": fuzzed for {seconds:.1f} s" if seconds is not None else ""))
+        own = [row for row in rows if row.subject == subject]
+        out.print(_table(_together(own) if brief else own))
 
 
 def _together(rows: Sequence[Row]) -> list[Row]:
@@ -125,6 +130,16 @@ def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) ->
     _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}")
     for row in rows:
         _block(out, row)
+
+
+def _mutants(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
+    _heading(out, f"mutants: {report.facts.get('killed', 0)} killed, {report.facts.get('survived', 0)} survived")
+    for subject in dict.fromkeys(row.subject for row in rows):
+        if subject:
+            out.print()
+            _heading(out, subject)
+        own = [row for row in rows if row.subject == subject]
+        out.print(_table(replace(row, detail="\n".join(filter(None, [row.statement, row.detail]))) for row in own))
 
 
 def _runs(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:

@@ -1,4 +1,4 @@
-"""The main job: prove the rules, fuzz the newest supported release, and put it all in one report.
+"""The main job: prove the rules, fuzz the reference engine and the newest supported release, all in one report.
 
 The fuzz runs in a process of its own, since a release is imported into the process that drives it. That process is told
 of an interrupt once and given time to hand over what it found.
@@ -20,6 +20,9 @@ from kvproof.errors import INTERRUPTED, USAGE, CheckerError, UsageError, explain
 from kvproof.report import Report, Row
 
 SUBJECT = f"vllm=={subjects.NEWEST}"
+SHARE_OF_REFERENCE = 6
+"""The reference engine gets one step for so many of the release's: it is there to show that the rules can be met."""
+
 _ERROR = "kvproof: error: "
 
 
@@ -31,7 +34,8 @@ def verify(report: Report, options: fuzzing.Options, smt: Path | None, progress:
     findings.known_for(findings.load(options.known), subjects.NEWEST)
     try:
         _part(report, "prove", lambda: report.rows.extend(proofs.prove(smt, progress)))
-        _part(report, "fuzz", lambda: _fuzz(report, options, progress))
+        _part(report, "fuzz reference", lambda: _reference(report, options, progress))
+        _part(report, "fuzz", lambda: _release(report, options, progress))
     except KeyboardInterrupt:
         report.interrupted = True
 
@@ -48,27 +52,41 @@ def _part(report: Report, name: str, run: Callable[[], None]) -> None:
         report.rows.append(Row("run", name, "not run" if code == USAGE else "error", "error", message))
 
 
-def _fuzz(report: Report, options: fuzzing.Options, progress: engines.Progress) -> None:
+def _reference(report: Report, options: fuzzing.Options, progress: engines.Progress) -> None:
+    steps = -(-options.steps // SHARE_OF_REFERENCE)
+    record = _fuzz(report, findings.REFERENCE, msgspec.structs.replace(options, steps=steps), progress)
+    report.facts.update({f"reference-{name}": record.facts()[name] for name in ("steps", "new")})
+
+
+def _release(report: Report, options: fuzzing.Options, progress: engines.Progress) -> None:
+    record = _fuzz(report, SUBJECT, options, progress)
+    report.facts.update(record.facts())
+    report.ended = record.ended
+
+
+def _fuzz(report: Report, subject: str, options: fuzzing.Options, progress: engines.Progress) -> fuzzing.FuzzRecord:
+    """Fuzz ``subject``; what it shows goes into ``report`` even if an interrupt is passed on."""
     with tempfile.TemporaryDirectory(prefix="kvproof-") as folder:
         file = Path(folder) / "fuzz.json"
-        code, error, interrupted = _run_child(_command(options, file), progress)
+        code, error, interrupted = _run_child(_command(subject, options, file), progress)
         if file.exists():
             record = msgspec.json.decode(file.read_bytes(), type=fuzzing.FuzzRecord)
             report.rows.extend(fuzzing.rows(record))
+            report.spent[subject] = record.seconds
+            if not (interrupted or record.interrupted or code == INTERRUPTED):
+                return record
             report.facts.update(record.facts())
             report.ended = record.ended
-            interrupted = interrupted or record.interrupted
-        if interrupted or code == INTERRUPTED:
+        if interrupted or file.exists() or code == INTERRUPTED:
             raise KeyboardInterrupt
-        if not file.exists():
-            if code == USAGE:
-                raise UsageError(error or "the fuzz could not start")
-            ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise CheckerError(error or f"the fuzz of {SUBJECT} ended without a result ({ended})")
+        if code == USAGE:
+            raise UsageError(error or "the fuzz could not start")
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        raise CheckerError(error or f"the fuzz of {subject} ended without a result ({ended})")
 
 
-def _command(options: fuzzing.Options, file: Path) -> list[str]:
-    command = [sys.executable, "-P", "-m", "kvproof", "fuzz", SUBJECT, "--json", str(file)]
+def _command(subject: str, options: fuzzing.Options, file: Path) -> list[str]:
+    command = [sys.executable, "-P", "-m", "kvproof", "fuzz", subject, "--json", str(file)]
     command += ["--seed", str(options.seed), "--steps", str(options.steps), "--workers", str(options.workers)]
     command += ["--out", str(options.out)]
     if options.seconds is not None:

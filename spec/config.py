@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal
 
 GroupKind = Literal["full", "window", "mamba"]
@@ -83,17 +84,17 @@ class Config:
     load_steps: int = 1
     async_scheduling: bool = False
 
-    @property
+    @cached_property
     def scheduler_block(self) -> int:
         """The least common multiple of the groups' block sizes: what hits align to unless partial hits are on."""
         return math.lcm(*(group.block_size for group in self.groups))
 
-    @property
+    @cached_property
     def mamba_block(self) -> int:
         """The block size of the recurrent groups, or 0 where there is none."""
         return next((g.block_size for g in self.groups if g.kind == "mamba"), 0)
 
-    @property
+    @cached_property
     def partial_hits(self) -> bool:
         """Whether hits may end inside a block: the unit is finer than the recurrent block, and no group forbids it."""
         return self.hash_unit < self.mamba_block and not any(

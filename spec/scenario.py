@@ -37,6 +37,7 @@ ACTION_BOUNDS: Final[Mapping[str, int]] = {
     "length": MOST_TOKENS,
     "max_tokens": MOST_TOKENS,
     "external": MOST_TOKENS,
+    "missing": MOST_TOKENS,
     "times": MOST_STEPS,
 }
 """The largest value of each number in an action."""
@@ -52,7 +53,8 @@ class Action:
 
     ``submit``: ``request`` arrives. Its prompt is the first ``shared`` tokens of ``base``'s sequence (prompt and output
     so far, at most all of it), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is
-    how many tokens of the prompt an external store holds (0: none).
+    how many tokens of the prompt an external store says it holds (0: none); of those it is asked for, the last
+    ``missing`` never arrive.
 
     ``step``: the engine takes ``times`` steps. ``accept`` is the number of drafts that the model accepts for each
     running request, cycled over the requests in the order scheduled (capped by what was drafted).
@@ -70,6 +72,7 @@ class Action:
     length: int = 0
     max_tokens: int = 0
     external: int = 0
+    missing: int = 0
     times: int = 1
     accept: tuple[int, ...] = ()
 
@@ -86,6 +89,7 @@ class Action:
             else:
                 origin = f"{self.shared} tokens of {self.base} + {self.length - self.shared} fresh"
             store = f", store holds {self.external}" if self.external else ""
+            store += f" and loses {self.missing}" if self.missing else ""
             return f"submit {self.request}: {origin}, up to {self.max_tokens} out{store}"
         if self.kind == "step":
             drafts = f", accept {'/'.join(map(str, self.accept))} drafts" if self.accept else ""

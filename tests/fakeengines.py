@@ -122,7 +122,6 @@ class Engines:
 
         entries = (FakeEntry("SLOT.full", "SLOT"), FakeEntry("REF.count", "REF"), FakeEntry("TAIL.hold", "TAIL"))
         parts: dict[str, Any] = {
-            "z3.set_param": lambda **_: None,
             "kvproof.models.smt.prove": lambda *_: self.answer(self.claims),
             "kvproof.invariants.catalogue.CATALOGUE": entries,
             "kvproof.models.stateful.campaign.run": run,

@@ -109,9 +109,8 @@ def test_the_trace_is_shown_on_request(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("fuzz", "reference"), "subject 'reference' is not built yet"),
         (("fuzz", "spec"), "subject 'spec' is not built yet"),
-        (("fuzz", "sglang"), "unknown subject 'sglang': use vllm, vllm==0.33.0 or vllm@PATH"),
+        (("fuzz", "sglang"), "unknown subject 'sglang': use reference, vllm, vllm==0.33.0 or vllm@PATH"),
         (("fuzz", "vllm=="), "names no release"),
         (("fuzz", "vllm==latest"), "names no release"),
         (("fuzz", "vllm==0.9.1"), "too old to be driven: use 0.26.0 or newer"),
@@ -261,6 +260,15 @@ def test_standard_output_that_is_full_costs_neither_the_exit_code_nor_a_trace(tm
         )
     assert done.returncode == 2
     assert done.stderr == "kvproof: error: can't write: No space left on device: free some room\n"
+
+
+def test_findings_count_where_standard_output_is_full(fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.campaign = FakeCampaign(findings=(FINDING,))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.run(list(FUZZ)) == 1
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # closing writes once more
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:

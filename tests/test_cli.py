@@ -280,9 +280,11 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """A stand-in for the fuzz process: a real process of its own that does one thing."""
 
     def use(mode: str, content: str) -> None:
-        monkeypatch.setattr(
-            verify, "_command", lambda options, file: [sys.executable, "-c", CHILD, mode, str(file), content]
-        )
+        def command(subject: str, options: fuzzing.Options, file: Path) -> list[str]:
+            own = content.replace('"subject":"vllm==0.33.0"', f'"subject":"{subject}"')
+            return [sys.executable, "-c", CHILD, mode, str(file), own]
+
+        monkeypatch.setattr(verify, "_command", command)
 
     return use
 
@@ -296,13 +298,16 @@ def test_verify_puts_it_all_in_one_report(
     assert "a line of progress" in captured.err
     assert "catches old" in " ".join(captured.out.split())
     assert "at 7 tokens" not in captured.out
-    assert line(captured.out).startswith("kvproof: verify vllm==0.33.0 seed=1 steps=1000")
+    assert line(captured.out).startswith(
+        "kvproof: verify vllm==0.33.0 seed=1 reference-steps=1000 reference-new=0 steps=1000"
+    )
     report = json.loads(Path("reports/verify.json").read_text())
-    assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 5)
+    assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 8)
     root = ET.parse("reports/verify.xml").getroot()
     assert [(s.get("name"), s.get("tests"), s.get("skipped")) for s in root] == [
         ("proof", "2", "0"),
-        ("invariant", "3", "1"),
+        ("invariant reference", "3", "1"),
+        ("invariant vllm==0.33.0", "3", "1"),
     ]
 
 

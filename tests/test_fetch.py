@@ -78,7 +78,7 @@ def downloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Download]:
 
 
 def left(cache: Path) -> set[str]:
-    return {path.name for path in cache.iterdir() if not path.name.endswith(".lock")} if cache.exists() else set()
+    return {path.name for path in cache.iterdir()} if cache.exists() else set()
 
 
 def test_only_sources_and_metadata_are_kept(tmp_path: Path, downloaded: Callable[..., Download]) -> None:
@@ -111,6 +111,8 @@ def test_importing_from_the_tree_does_not_damage_it(tmp_path: Path, downloaded: 
         (lambda home: (home / "tree/vllm/__init__.py").write_bytes(b"x = 7\n"), "vllm/__init__.py has changed"),
         (lambda home: (home / "tree/vllm/v1/core.py").unlink(), "vllm/v1/core.py is missing"),
         (lambda home: (home / "tree/vllm/extra.py").write_text(""), "vllm/extra.py is not part of the release"),
+        (lambda home: (home / "tree/torch").symlink_to(home.parent), "torch is not part of the release"),
+        (lambda home: (home / "manifest.json").write_text("[" * 100_000), "its manifest can't be read"),
         (lambda home: (home / "manifest.json").unlink(), "its manifest can't be read"),
         (lambda home: (home / "manifest.json").write_text("[]"), "its manifest can't be read"),
         (lambda home: (home / "manifest.json").write_bytes(b"\xff"), "its manifest can't be read"),
@@ -150,8 +152,15 @@ def no_record(folder: Path) -> Path:
     return path
 
 
+def unknown_method(folder: Path) -> Path:
+    path = make_wheel(folder)
+    path.write_bytes(path.read_bytes().replace(b"\x08\x00", b"\x63\x00"))  # deflated; nobody's
+    return path
+
+
 BAD = {
     "cut": cut,
+    "unknown_method": unknown_method,
     "no_record": no_record,
     "empty": lambda folder: make_wheel(folder, {}),
     "other_content": lambda folder: make_wheel(folder, {**FILES, "vllm/v1/core.py": b"y = 3\n"}, FILES),
@@ -211,8 +220,9 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path, downloaded: Callable[
 def test_a_cache_that_can_not_be_written_is_said(tmp_path: Path, downloaded: Callable[..., Download]) -> None:
     downloaded()
     (tmp_path / "file").write_text("")
-    with pytest.raises(FetchError, match=r"can't write to the cache folder .*KVPROOF_CACHE"):
-        release_tree("9.0.0", tmp_path / "file" / "cache")
+    for place in (tmp_path / "file", tmp_path / "file" / "cache"):
+        with pytest.raises(FetchError, match=r"can't write to the cache folder .*file is no folder.*KVPROOF_CACHE"):
+            release_tree("9.0.0", place)
 
 
 def test_a_filled_cache_may_be_read_only(
@@ -271,6 +281,9 @@ def test_the_cache_folder_is_the_users_choice(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(sys, "platform", "linux")
     assert fetch.cache_folder() == tmp_path / "xdg" / "kvproof"
+    monkeypatch.setenv("KVPROOF_CACHE", "~nobody.at.all/cache")
+    with pytest.raises(FetchError, match=r"there is no cache folder ~nobody\.at\.all/cache"):
+        release_tree("9.0.0")
 
 
 @pytest.fixture
@@ -294,7 +307,9 @@ def test_pip_fetches_from_a_folder_of_wheels(local_index: Path, tmp_path: Path) 
 def test_a_wheel_for_a_newer_system_serves(local_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shown with a tag that no present system accepts by itself, but that is on the list of tags to ask for."""
     make_wheel(local_index, tag="py3-none-manylinux_2_99_x86_64")
-    with pytest.raises(FetchError, match="pip finds no vLLM"):
+    with pytest.raises(
+        FetchError, match=r"pip finds no vLLM 9\.0\.0.*PIP_NO_INDEX is set.* PIP_FIND_LINKS, .*wheels: unset"
+    ):
         release_tree("9.0.0", tmp_path / "cache")
     monkeypatch.setattr(download, "_ANY_LINUX", ("--platform", "manylinux_2_99_x86_64"))
     assert (release_tree("9.0.0", tmp_path / "cache") / "vllm/__init__.py").exists()
@@ -305,6 +320,15 @@ def test_an_unknown_release_names_the_newest(local_index: Path, tmp_path: Path) 
     with pytest.raises(FetchError, match=r"there is no vLLM release 9\.1\.0: the newest that pip finds are 9\.0\.0"):
         release_tree("9.1.0", tmp_path / "cache")
     assert left(tmp_path / "cache") == set()
+
+
+def test_where_pip_looks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = "ERROR: No matching distribution found for vllm==9.0.0 (from versions: none)"
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "true")
+    assert "PIP_NO_INDEX is set, so pip looks nowhere" in str(download._explain("9.0.0", nothing))
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    assert "`pip config list` shows it" in str(download._explain("9.0.0", nothing))
 
 
 def test_no_network_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ subjects.open_subject = lambda *_: Subject(fault)
 cli.main()
 """
 FUZZ = ("fuzz", "vllm==0.33.0", "--seed", "3", "--findings", "known")
+LONG = ("--steps", "100000000", "--seconds", "60")
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def quiet(err: str) -> bool:
 def test_an_interrupt_ends_a_campaign_with_all_its_workers(
     place: Path, workers: str, signals: Sequence[signal.Signals], group: bool, after: str
 ) -> None:
-    with running(TOY, "", *FUZZ, "--workers", workers, "--steps", "100000000", cwd=place) as process:
+    with running(TOY, "", *FUZZ, "--workers", workers, *LONG, cwd=place) as process:
         until(process, after)
         for number in signals:
             (os.killpg if group else os.kill)(process.pid, number)
@@ -103,11 +105,12 @@ def test_an_interrupt_ends_a_campaign_with_all_its_workers(
     assert quiet(err)
     if len(signals) == 1 and after == "steps in":
         assert out.endswith("interrupted=yes verdict=interrupted exit=130\n")
+        assert float(out.rpartition(" seconds=")[2].split()[0]) < 60, "it went on to its own end"
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_what_was_found_before_two_interrupts_is_shown_and_kept(place: Path, workers: str) -> None:
-    arguments = (*FUZZ, "--workers", workers, "--steps", "100000000", "--json", "all.json")
+    arguments = (*FUZZ, "--workers", workers, *LONG, "--json", "all.json")
     with running(TOY, "unaligned", *arguments, cwd=place) as process:
         until(process, "found SLOT.key-content")
         process.send_signal(signal.SIGINT)
@@ -122,12 +125,14 @@ def test_what_was_found_before_two_interrupts_is_shown_and_kept(place: Path, wor
 
 
 def test_workers_end_without_their_parent(place: Path) -> None:
-    with running(TOY, "", *FUZZ, "--workers", "3", "--steps", "100000000", cwd=place) as process:
+    with running(TOY, "", *FUZZ, "--workers", "3", *LONG, cwd=place) as process:
         until(process, "steps in")
         process.kill()
+        killed = time.monotonic()
         process.wait()
         assert process.stdout is not None
         assert process.stdout.read() == "", "the pipe closes when the last of them has ended"
+        assert time.monotonic() - killed < 50, "they went on to their own end"
 
 
 def test_no_more_workers_are_started_than_there_are_steps_for(place: Path) -> None:
@@ -157,7 +162,7 @@ class Dying:
 def app(**_):
     if what == "destructor":
         Dying()
-        while True:
+        for _ in range(1000):
             time.sleep(0.01)
     if what == "error":
         try:

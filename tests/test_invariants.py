@@ -50,11 +50,12 @@ from rulecalls import (
     spoiled,
 )
 from rulecases_calls import CALLS
+from rulecases_kept import KEPT
 from rulecases_state import STATE
 
 sys.path.pop(0)
 
-RULES = (*CALLS, *STATE)
+RULES = (*CALLS, *STATE, *KEPT)
 MUTANTS = [pytest.param(rule.id, mutant, id=f"{rule.id}: {mutant.cause}") for rule in RULES for mutant in rule.mutants]
 
 
@@ -103,7 +104,7 @@ def test_causes_are_slugs_that_name_no_run(name: str, mutant: Mutant) -> None:
 def test_the_catalogue_is_well_formed() -> None:
     ids = [entry.id for entry in CATALOGUE]
     assert len(set(ids)) == len(ids)
-    assert set(FAMILIES) == {"SLOT", "ADMIT", "REF", "HIT", "FLOW"}
+    assert set(FAMILIES) == {"SLOT", "ADMIT", "REF", "HIT", "TAIL", "EXT", "EVENT", "FLOW"}
     kinds = set(typing.get_args(Event))
     for entry in CATALOGUE:
         assert entry.events

@@ -170,6 +170,7 @@ def made_record(**changes: Any) -> fuzzing.FuzzRecord:
 def made_report(record: fuzzing.FuzzRecord, **options: Any) -> Report:
     report = Report("fuzz", record.subject, fuzzing.rows(record, **options), ended=record.ended)
     report.facts.update(record.facts())
+    report.spent[record.subject] = record.seconds
     return report
 
 

@@ -94,17 +94,19 @@ class CacheMachine(RuleBasedStateMachine):
         return dice.of(self.run.driven.live())
 
     def _submit(self, base: str, shared: int, length: int, dice: Dice) -> Action:
-        """One more request. Without a base its tokens are all fresh. Takes two dice."""
+        """One more request. Without a base its tokens are all fresh. Takes up to three dice."""
         length = max(1, min(length, self.menu.longest))
         shared = min(shared, length) if base else 0
+        outputs, external = dice.of(self.menu.outputs), self.menu.external(dice, shared, length)
         action = Action(
             "submit",
             request=f"r{len(self.prompts) + 1}",
             base=base if shared else "",
             shared=shared,
             length=length,
-            max_tokens=dice.of(self.menu.outputs),
-            external=self.menu.external(dice, shared, length),
+            max_tokens=outputs,
+            external=external,
+            missing=self.menu.missing(dice, external),
         )
         self.prompts[action.request] = action
         return action

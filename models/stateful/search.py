@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import hypothesis
@@ -38,6 +38,9 @@ SHRINKING_RUNS = 20
 
 REDUCTION_ATTEMPTS = 600
 MOST_ERRORS = 10
+MORE_BLOCKS = 4
+MOST_POOLS = 24
+"""What is found is tried again in pools from so many blocks more downwards."""
 
 Report = Callable[[Finding], None]
 Tick = Callable[["Tally"], None]
@@ -113,12 +116,14 @@ class Search:
                 steps = self.tally.steps
                 self._round(number)
                 errors, found = bool(self.tally.errors), bool(self._found)
-                for identity in sorted(self._found):
+                while self._found:
+                    identity = min(self._found)
                     failure = self._found[identity]
                     reducer = Reducer(failure.scenario, self._reproducer(identity, failure), REDUCTION_ATTEMPTS)
                     self._reduce(reducer)
-                    self._add(identity, reducer)
+                    scenario = self._add(identity, reducer)
                     reducer = None
+                    self._try_other_pools(scenario)
                 if errors:  # a checker that fails judges nothing: more of the same tells no more
                     break
                 if steps == self.tally.steps and not found and not self._spent():
@@ -136,8 +141,7 @@ class Search:
         return time.monotonic() - self._began
 
     def _spent(self) -> bool:
-        late = self._seconds is not None and self._elapsed() >= self._seconds
-        return late or self.tally.steps >= self._steps
+        return self._late() or self.tally.steps >= self._steps
 
     def _round(self, number: int) -> None:
         """One Hypothesis run: it ends with a violation, with the budget, or when its examples are used up."""
@@ -174,6 +178,8 @@ class Search:
         elif self._spent():
             raise _Enough
         setup = setup.resolved(self._default_retention)
+        if "EXT" not in self._subject.families():
+            setup = replace(setup, unreliable=False)
         try:
             return setup, self._start(setup)
         except ConfigError:
@@ -243,7 +249,29 @@ class Search:
         late = None if self._seconds is None else time.monotonic() + max(5.0, self._seconds / 4)
         reducer.reduce(lambda: late is not None and time.monotonic() > late)
 
-    def _add(self, identity: Identity, reducer: Reducer | None) -> None:
+    def _try_other_pools(self, scenario: Scenario) -> None:
+        """A fault shows otherwise where there is less room, or more: a charge that is too high refuses what fits, a
+        block that is missing is one that another request holds. Small scenarios are cheap to try in many pools."""
+        config = scenario.config
+        for blocks in range(config.smallest_pool(), config.num_blocks + MORE_BLOCKS + 1)[-MOST_POOLS:]:
+            if blocks == config.num_blocks or self._late():
+                continue
+            try:
+                run = Run(self._subject, replace(config, num_blocks=blocks), self._watchers(self._known, True))
+            except ConfigError:
+                continue
+            for action in scenario.actions:
+                run.do(action)
+            run.drain()
+            for violation in run.watcher.violations:
+                self.tally.first_seen.setdefault(violation.identity, round(self._elapsed(), 3))
+            if run.broken is not None:
+                self._note(run.broken, Scenario(run.config, tuple(run.actions)), len(run.actions) - (not run.draining))
+
+    def _late(self) -> bool:
+        return self._seconds is not None and self._elapsed() >= self._seconds
+
+    def _add(self, identity: Identity, reducer: Reducer | None) -> Scenario:
         failure = self._found.pop(identity)
         if reducer is not None and reducer.action >= 0:
             failure.scenario, failure.action = reducer.best, reducer.action
@@ -253,6 +281,7 @@ class Search:
         self.tally.findings.append(finding)
         self._known |= {identity}
         self._report(finding)
+        return failure.scenario
 
 
 def _silent(_: object) -> None:
@@ -286,6 +315,7 @@ def _count(coverage: Counter[str], setup: Setup, run: Run) -> None:
         if action.kind == "submit":
             coverage["submit " + ("with a base" if action.base else "fresh")] += 1
             coverage["submit with an external offer"] += action.external > 0
+            coverage["submit with an offer that falls short"] += action.missing > 0
     for event, count in run.events.items():
         coverage[f"event {event}"] += count
     config = run.config

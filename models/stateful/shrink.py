@@ -41,7 +41,7 @@ def size(scenario: Scenario) -> Size:
         getattr(config, f.name) != getattr(_PLAIN, f.name) for f in dataclasses.fields(Config) if f.name not in _SIZES
     )
     sizes = [g.block_size for g in config.groups]
-    tokens = sum(a.length + a.max_tokens + a.external + (a.shared if a.base else 0) for a in actions)
+    tokens = sum(a.length + a.max_tokens + a.external + a.missing + (a.shared if a.base else 0) for a in actions)
     return (
         sum(a.forced for a in actions),
         len(actions),
@@ -223,6 +223,7 @@ def _smaller_actions(scenario: Scenario) -> Iterator[Scenario]:
                     if action.shared > d and action.length > d
                 ]
             changes += [{"external": n} for n in _lower(action.external, 0)]
+            changes += [{"missing": n} for n in _lower(action.missing, 0)]
             changes += [{"max_tokens": n} for n in _lower(action.max_tokens, 1)]
             changes += [{"length": action.length - d} for d in (4 * block, block) if action.length > d]
             changes += [{"length": n} for n in _lower(action.length, 1)]
@@ -313,6 +314,7 @@ def _scaled(scenario: Scenario) -> Iterator[Scenario]:
                 length=half(a.length),
                 shared=half(a.shared),
                 external=half(a.external),
+                missing=half(a.missing),
                 max_tokens=half(a.max_tokens),
             )
             for a in scenario.actions

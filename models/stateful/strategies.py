@@ -54,7 +54,7 @@ class Setup:
 
     ``reach`` is the longest prompt in scheduler blocks. ``by_default`` says that retention is left to the subject's own
     default. ``resets`` lets the operator clear the cache (in most runs nobody does: it undoes what a run built up).
-    ``forced`` allows actions that come from outside the scheduler.
+    ``forced`` allows actions that come from outside the scheduler. ``unreliable``: the store may lose what it promised.
     """
 
     config: Config
@@ -63,6 +63,7 @@ class Setup:
     by_default: bool = True
     resets: bool = False
     forced: bool = False
+    unreliable: bool = False
 
     def resolved(self, default_retention: Retention) -> Setup:
         """The same with the subject's own retention where none was chosen."""
@@ -142,7 +143,8 @@ def draw_setup(dice: Dice) -> Setup:
     one = peak_blocks(config, reach * block + block)
     blocks = {"roomy": 3 * one, "pressed": one + dice.up_to(min(one, 255)), "tight": one + pick(0, 1, -1, 2, -2)}[pool]
     config = replace(config, num_blocks=max(1 + blocks, config.smallest_pool()))
-    return Setup(config, reach, pool, retention == "default", resets, forced)
+    unreliable = connector != "none" and pick(False, True)
+    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable)
 
 
 def _groups(
@@ -243,3 +245,9 @@ class Menu:
         floor = shared // self.block * self.block
         offers = [0, length, floor, floor + self.block, floor - self.block, floor + 2 * self.block, length // 2]
         return max(0, min(dice.of(offers), length))
+
+    def missing(self, dice: Dice, external: int) -> int:
+        """How many of the store's tokens never arrive: mostly none, else the last one, a block, or all."""
+        if not external or not self.setup.unreliable:
+            return 0
+        return min(external, dice.of([0, 0, 1, self.block, external, external // 2]))

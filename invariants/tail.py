@@ -1,0 +1,71 @@
+"""TAIL: the one state from which a conversation can be resumed stays while the conversation lives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvproof.invariants.invariant import Invariant, Verdict, at, violation, whole_pool
+from kvproof.spec.events import Drained, Observation, StepEnd
+from kvproof.spec.tracer import show
+
+
+def newest_held(observation: Observation) -> Verdict:
+    view = observation.view
+    running = view.requests()
+    broken = []
+    judged = False
+    for (name, group), (position, block) in view.tails().items():
+        if name not in running:
+            continue
+        judged = True
+        state = running[name].states[position]
+        promise = f"{name} can be resumed at {position} tokens in group {group} from block {block}, which"
+        cause = ""
+        if view.references(block) <= 0:
+            cause, why = "newest-state-evictable", "nobody holds: the next request that needs a block takes it"
+        elif all(key.state != state or key.group != group for key in view.keys(block)):
+            cause, why = "newest-state-not-keyed", f"is not keyed as {show(state)}: no lookup finds it"
+        if cause:
+            where = at(block=block, group=group, request=name)
+            broken.append(violation("TAIL.newest-held", cause, f"{promise} {why}", **where))
+    return broken if judged else None
+
+
+def one_hold(observation: Observation) -> Verdict:
+    if not whole_pool(observation):
+        return None
+    holds = Counter(holder.owner for holder in observation.view.holders() if holder.owner.startswith("hold "))
+    if not holds:
+        return None
+    broken = []
+    for owner, count in holds.items():
+        if count > 1:
+            witness = f"{owner.removeprefix('hold ')} holds {count} checkpoints; only the newest is of use"
+            name, _, group = owner.removeprefix("hold ").rpartition("/")
+            where = at(group=int(group), request=name)
+            broken.append(violation("TAIL.one-hold", "older-checkpoint-kept", witness, **where))
+    return broken
+
+
+ENTRIES = (
+    Invariant(
+        id="TAIL.newest-held",
+        statement="The newest state that a living request left, or resumed from, is keyed and cannot be evicted.",
+        why="The next turn of the conversation hits nothing, although all its attention blocks are cached.",
+        provenance=("downstream patch of 2026-10-06",),
+        scope="request",
+        events=(StepEnd,),
+        predicate=newest_held,
+        contaminates=False,
+    ),
+    Invariant(
+        id="TAIL.one-hold",
+        statement="A request holds at most one checkpoint per recurrent group.",
+        why="Long conversations take the pool away from everybody else, block by block.",
+        provenance=("downstream patch of 2026-10-06",),
+        scope="request",
+        events=(StepEnd, Drained),
+        predicate=one_hold,
+        contaminates=False,
+    ),
+)

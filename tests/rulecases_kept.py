@@ -1,0 +1,102 @@
+"""Rules about checkpoints that are kept, external loads and events. Each on a sound case, and its mutants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakeview import MAMBA, STATES, FakeView, busy, key
+from rulecalls import STEP, Mutant, Rule, Spoil, drop, seen
+
+from kvproof.spec.events import Loaded, Observation
+from kvproof.spec.tracer import show
+from kvproof.spec.view import Holder
+
+
+def _tail(**changes: Any) -> FakeView:
+    """The busy cache, whose request can be resumed at its running state after 20 tokens, in block 9."""
+    view = busy()
+    view.newest = {("r1", MAMBA): (20, 9)}
+    view.others = [Holder("hold r1/2", 9, "r1", MAMBA)]
+    view.counts[9] += 1
+    for name, value in changes.items():
+        setattr(view, name, value)
+    return view
+
+
+def _let_go() -> Observation:
+    view = _tail(newest={("r1", MAMBA): (8, 11)})
+    return Observation(STEP, view)
+
+
+def _unkeyed() -> Observation:
+    view = _tail()
+    view.keyed[9] = [key(MAMBA, STATES[16])]
+    return Observation(STEP, view)
+
+
+def _two_holds() -> Observation:
+    view = _tail()
+    view.others.append(Holder("hold r1/2", 8, "r1", MAMBA))
+    view.counts[8] += 1
+    return Observation(STEP, view)
+
+
+LOADED = Loaded("r1", start=8, claimed=16, received=16, counted=16)
+
+
+def _loading(block: int) -> Observation:
+    return Observation(STEP, _loads(busy(), block))
+
+
+def _loads(view: FakeView, block: int) -> FakeView:
+    view.loading = {"r2": {4, block}}
+    return view
+
+
+def _heard(spoil: Spoil | None = None) -> Observation:
+    """Somebody follows the cache's events, and has heard of every key."""
+    view = busy()
+    view.told = {block: {(k.group, k.state) for k in keys} for block, keys in view.keyed.items()}
+    if spoil is not None:
+        spoil(view)
+    return Observation(STEP, view)
+
+
+KEPT = (
+    Rule(
+        "TAIL.newest-held",
+        lambda: Observation(STEP, _tail()),
+        (
+            Mutant(_let_go, "newest-state-evictable", {"block": 11, "group": MAMBA, "request": "r1"}, ("8 tokens",)),
+            Mutant(_unkeyed, "newest-state-not-keyed", {"block": 9, "request": "r1"}, (show(STATES[20]),)),
+        ),
+    ),
+    Rule(
+        "TAIL.one-hold",
+        lambda: Observation(STEP, _tail()),
+        (Mutant(_two_holds, "older-checkpoint-kept", {"group": MAMBA, "request": "r1"}, ("2 checkpoints",)),),
+    ),
+    Rule(
+        "EXT.counts-what-came",
+        lambda: seen(LOADED),
+        (
+            Mutant(lambda: seen(LOADED, received=12), "counts-what-never-came", {"request": "r1"}, ("12 of 16",)),
+            Mutant(lambda: seen(LOADED, counted=20), "counts-beyond-claim", {"request": "r1"}, ("20 tokens",)),
+        ),
+    ),
+    Rule(
+        "EXT.in-flight-held",
+        lambda: _loading(5),
+        (Mutant(lambda: _loading(13), "block-of-load-in-flight-free", {"block": 13, "request": "r2"}),),
+    ),
+    Rule(
+        "EVENT.replays",
+        _heard,
+        (
+            Mutant(
+                lambda: _heard(drop("told", 11)), "key-not-announced", {"block": 11, "group": MAMBA}, (show(STATES[8]),)
+            ),
+            Mutant(lambda: _heard(drop("keyed", 11)), "removal-not-announced", {"block": 11, "group": MAMBA}),
+        ),
+    ),
+)
