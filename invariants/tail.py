@@ -19,15 +19,15 @@ def newest_held(observation: Observation) -> Verdict:
             continue
         judged = True
         state = running[name].states[position]
-        promise = f"{name} can be resumed at {position} tokens in group {group} from block {block}, which"
-        cause = ""
         if view.references(block) <= 0:
             cause, why = "newest-state-evictable", "nobody holds: the next request that needs a block takes it"
         elif all(key.state != state or key.group != group for key in view.keys(block)):
             cause, why = "newest-state-not-keyed", f"is not keyed as {show(state)}: no lookup finds it"
-        if cause:
-            where = at(block=block, group=group, request=name)
-            broken.append(violation("TAIL.newest-held", cause, f"{promise} {why}", **where))
+        else:
+            continue
+        witness = f"{name} can be resumed at {position} tokens in group {group} from block {block}, which {why}"
+        where = at(block=block, group=group, request=name)
+        broken.append(violation("TAIL.newest-held", cause, witness, **where))
     return broken if judged else None
 
 

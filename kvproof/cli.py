@@ -184,6 +184,7 @@ def fuzz(
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
     report.facts.update(seed=record.seed, **record.facts())
     report.spent[record.subject] = record.seconds
+    report.coverage.update(record.coverage)
     report.ended = record.ended
     files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
     return _finish(report, report_folder, show, files)

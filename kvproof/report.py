@@ -54,6 +54,8 @@ class Report:
     """Numbers of the run (seed, steps, seconds …), shown in the result line in this order."""
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds of search by subject."""
+    coverage: dict[str, int] = field(default_factory=dict)
+    """How often a search did each action, met each event, and had each feature on."""
     ended: str = ""
     """Which bound ended a search, in words for the result line; empty where nothing was searched."""
     only_known: bool = False
@@ -104,6 +106,7 @@ class Report:
             "problem": self.problem,
             "facts": self.facts,
             "spent": self.spent,
+            "coverage": self.coverage,
             "ended": self.ended,
             "rows": [dataclasses.asdict(row) for row in self.rows],
         }

@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, get_args
 
 from rich.console import Console
 from rich.padding import Padding
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from kvproof.proofs import SOLVERS
 from kvproof.report import Report, Row
+from kvproof.spec.scenario import ActionKind
 
 _STYLES: Final = {
     "pass": "green",
@@ -63,6 +64,14 @@ def show(report: Report, *, brief: bool = False) -> None:
             if rows:
                 out.print()
                 part(out, report, rows, brief)
+        if report.coverage and not brief:
+            out.print()
+            _heading(out, "coverage")
+            never = [f"action {kind}" for kind in get_args(ActionKind) if not report.coverage.get(f"action {kind}")]
+            counts = [f"{name} {count:,}" for name, count in report.coverage.items()] + [
+                f"{name} never" for name in never
+            ]
+            out.print(Padding(Text(", ".join(counts)), (0, 0, 0, 2)))
         if report.rows:
             out.print()
     text = "".join(line.rstrip() + "\n" for line in captured.get().splitlines())

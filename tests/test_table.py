@@ -242,6 +242,14 @@ def test_the_time_and_what_ended_it_are_said(capsys: pytest.CaptureFixture[str])
     assert report.to_data()["ended"] == "ended by steps=60000"
 
 
+def test_what_a_search_did_is_said_and_what_it_never_did(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report(made_record())
+    report.coverage = {"action step": 1200, "action submit": 7, "run with EAGLE": 3}
+    out = flat(shown(report, capsys))
+    assert "action step 1,200, action submit 7, run with EAGLE 3, action finish never, action abort never" in out
+    assert "coverage" not in flat(shown(report, capsys, brief=True))
+
+
 def test_verify_fits_on_a_few_screens(capsys: pytest.CaptureFixture[str]) -> None:
     listed = recorded.records_for(None, subjects.NEWEST)
     record = made_record(known=[fuzzing.msgspec.structs.replace(k, shown=True) for k in listed])

@@ -2,7 +2,7 @@
 
 A block is in the free queue exactly while nobody counts on it. A free block keeps its keys, so that a later request can
 hit it, until it is taken for something else. Blocks without a key are worth nothing to anybody and go to the front of
-the queue; those with one go to its end. (vLLM puts all of them at the end; that is a choice.)
+the queue; those with one go to its end. (As vLLM does from 0.28; before, all of them went to the end.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who runs in this step, and on which blocks.
 
-Running requests come first, oldest first; then waiting ones in the order they came, none overtaking another. A running
-request that finds no block first gives up its own held checkpoint, then the newest request gives up everything and
-waits again. What is decided here is reported as it is decided (``emit``), so that the same rules judge this engine and
-any other.
+Running requests come first, oldest first; then waiting ones in the order they came, none overtaking another. Where a
+running request finds no block, the newest one gives up everything and waits again; if it is the newest itself, it first
+gives up its own held checkpoint. What is decided here is reported as it is decided (``emit``), so that the same rules
+judge this engine and any other.
 """
 
 from __future__ import annotations
