@@ -145,8 +145,7 @@ class Allocate:
     """Slots were asked for ``request``. ``granted`` tells the answer; ``taken`` is how many blocks left the queue.
 
     ``estimates`` are the questions asked on the way, in order. ``new_blocks`` and ``evictable_hits`` split ``taken`` by
-    group, where that is known. ``reserved`` is how many free blocks admission has to leave for
-    others, ``alone`` whether nothing else holds any.
+    group, where that is known. ``reserved`` is how many free blocks admission has to leave for others.
     """
 
     request: str
@@ -156,7 +155,6 @@ class Allocate:
     estimates: tuple[Estimate, ...]
     new_blocks: tuple[int, ...] = ()
     evictable_hits: tuple[int, ...] = ()
-    alone: bool = False
     reserved: int = 0
     error: str = ""
 

@@ -141,7 +141,6 @@ GRANTED = Allocate(
     estimates=(DRY, REAL),
     new_blocks=(14, 14, 2),
     evictable_hits=(0, 0, 1),
-    alone=True,
 )
 REFUSED = replace(GRANTED, granted=False, taken=0, free_before=30, new_blocks=(), evictable_hits=())
 

@@ -89,7 +89,7 @@ class Rig:
 def check_outputs(*requests: Request) -> None:
     """Each request says what the model says without any cache."""
     for request in requests:
-        plain = Request("plain", request.prompt, 0, 0)
+        plain = Request("plain", request.prompt, 0)
         plain.extend(request.tokens[: request.prompt])
         plain.extend(list(TEACHER.drafts(plain, request.outputs, request.outputs)))
         assert request.tokens == plain.tokens, request.name

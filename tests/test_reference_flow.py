@@ -123,7 +123,7 @@ def test_the_catalogue_judges_while_a_workload_runs(models: dict[str, TorchModel
 def test_the_teacher_knows_what_is_right(models: dict[str, TorchModel]) -> None:
     model = models["drafts"]
     teacher = flow.PlainTeacher(model)
-    request = Request("r", 20, 8, 2)
+    request = Request("r", 20, 8)
     request.extend(list(range(20)))
     right = model.run_plain(request.tokens, 3)
     assert teacher.drafts(request, 3, 3) == right

@@ -89,7 +89,7 @@ class Engine:
             raise ValueError(f"there is a request {name} already: choose another name")
         if not 0 < len(prompt) < self.config.max_model_len:
             raise ValueError(f"{name} has {len(prompt)} tokens: 1 to {self.config.max_model_len - 1} are possible")
-        request = Request(name, len(prompt), max(1, max_tokens), len(self.config.groups), claimed, missing)
+        request = Request(name, len(prompt), max(1, max_tokens), claimed, missing)
         request.extend(list(prompt))
         self.scheduler.report.learn(request)
         self.scheduler.add(request)

@@ -56,7 +56,6 @@ class Request:
     name: str
     prompt: int
     max_tokens: int
-    groups: int
     claimed: int = 0
     missing: int = 0
     tokens: list[int] = field(default_factory=list)

@@ -255,15 +255,10 @@ class Watch:
                 estimates=tuple(self._estimates),
                 new_blocks=tuple(self._taken),
                 evictable_hits=tuple(self._touched),
-                alone=self._alone(name),
                 reserved=int(kwargs.get("reserved_blocks", 0)),
             )
         )
         return answer
-
-    def _alone(self, name: str) -> bool:
-        holders = {owner for m in self.coordinator.single_type_managers for owner, b in m.req_to_blocks.items() if b}
-        return holders <= {name} and not self.scheduler.deferred_frees
 
     def _resumed(self, request: Any, kwargs: dict[str, Any]) -> None:
         name = request.request_id

@@ -199,19 +199,24 @@ class Search:
 
     def close(self, setup: Setup, run: Run) -> None:
         tally = self.tally
-        for violation in run.watcher.violations:
-            tally.first_seen.setdefault(violation.identity, round(self._elapsed(), 3))
         exploring = not self._found
-        if run.broken is not None:
-            self._note(run.broken, Scenario(run.config, tuple(run.actions)), len(run.actions) - (not run.draining))
-        if run.error and run.error not in tally.errors and len(tally.errors) < MOST_ERRORS:
-            tally.errors.append(run.error)
+        self._remember(run)
         if exploring:
             tally.examples += 1
             tally.steps += run.steps
             tally.evaluations.update(run.watcher.evaluations)
             _count(tally.coverage, setup, run)
             self._tick(tally)
+
+    def _remember(self, run: Run) -> None:
+        """What a run showed: when it was first seen, what broke, and what went wrong in a checker."""
+        tally = self.tally
+        for violation in run.watcher.violations:
+            tally.first_seen.setdefault(violation.identity, round(self._elapsed(), 3))
+        if run.broken is not None:
+            self._note(run.broken, Scenario(run.config, tuple(run.actions)), len(run.actions) - (not run.draining))
+        if run.error and run.error not in tally.errors and len(tally.errors) < MOST_ERRORS:
+            tally.errors.append(run.error)
 
     def _note(self, violation: Violation, scenario: Scenario, action: int) -> None:
         """Keep the smallest scenario of each kind. While shrinking other kinds turn up, too: they are kept as well."""
@@ -263,10 +268,7 @@ class Search:
             for action in scenario.actions:
                 run.do(action)
             run.drain()
-            for violation in run.watcher.violations:
-                self.tally.first_seen.setdefault(violation.identity, round(self._elapsed(), 3))
-            if run.broken is not None:
-                self._note(run.broken, Scenario(run.config, tuple(run.actions)), len(run.actions) - (not run.draining))
+            self._remember(run)
 
     def _late(self) -> bool:
         return self._seconds is not None and self._elapsed() >= self._seconds
