@@ -19,6 +19,8 @@ def replays(observation: Observation) -> Verdict:
         if not there and not told:
             continue
         judged = True
+        if there == set(told):
+            continue
         for cause, keys, words in (
             ("key-not-announced", there - set(told), "carries it, but nobody was told"),
             ("removal-not-announced", set(told) - there, "carries it no more, but nobody was told"),

@@ -55,10 +55,9 @@ def at(**where: str | int) -> dict[str, str | int]:
 
 def due_blocks(observation: Observation) -> Iterable[int]:
     """The blocks to judge: all of them once everything has ended (an audit), else those the step touched."""
-    view = observation.view
     if isinstance(observation.event, Drained):
-        return range(1, view.num_blocks)
-    return sorted(view.touched())
+        return range(1, observation.view.num_blocks)
+    return observation.touched
 
 
 SMALL_POOL = 512

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from kvproof.invariants.catalogue import CATALOGUE
-from kvproof.invariants.invariant import Invariant
+from kvproof.invariants.invariant import Invariant, Predicate
 from kvproof.spec.events import Drained, Observation, StepEnd
 from kvproof.spec.finding import Violation
 from kvproof.spec.view import View
@@ -58,11 +58,11 @@ class Monitor:
         self._known = known
         self._stop = stop
         self._recorded: Counter[tuple[str, str]] = Counter()
-        self._table: dict[type[object], list[Invariant]] = {}
+        self._table: dict[type[object], list[tuple[str, Predicate, Invariant]]] = {}
         self._state: list[Invariant] = []
         for entry in catalogue:
             for event in entry.events:
-                self._table.setdefault(event, []).append(entry)
+                self._table.setdefault(event, []).append((entry.id, entry.predicate, entry))
             if StepEnd in entry.events and Drained in entry.events:
                 self._state.append(entry)
 
@@ -73,11 +73,11 @@ class Monitor:
             return
         evaluations = self.evaluations
         broken: list[tuple[Invariant, Violation]] = []
-        for entry in entries:
-            verdict = entry.predicate(observation)
+        for name, predicate, entry in entries:
+            verdict = predicate(observation)
             if verdict is None:
                 continue
-            evaluations[entry.id] += 1
+            evaluations[name] += 1
             for violation in verdict:
                 broken.append((entry, violation))
         if broken:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections import Counter
-from collections.abc import Sequence
 
 from kvproof.invariants.invariant import Invariant, Verdict, due_blocks, violation, whole_pool
 from kvproof.spec.events import Drained, Observation, StepEnd
@@ -46,19 +44,6 @@ def _holder_kind(owner: str) -> str:
     return kind.replace(" ", "-")
 
 
-_walked: tuple[weakref.ref[Observation], Sequence[int]] | None = None
-
-
-def _free_queue(observation: Observation) -> Sequence[int]:
-    """The free queue, walked once for all rules that ask about the same observation."""
-    global _walked
-    last = _walked
-    if last is None or last[0]() is not observation:
-        # A weak reference: the view belongs to an engine, and must not be kept alive from here.
-        last = _walked = (weakref.ref(observation), observation.view.free_queue())
-    return last[1]
-
-
 def queue(observation: Observation) -> Verdict:
     view = observation.view
     broken: list[Violation] = []
@@ -76,7 +61,7 @@ def queue_shape(observation: Observation) -> Verdict:
     view = observation.view
     if not whole_pool(observation):
         return None
-    walked, said, fault = len(_free_queue(observation)), view.free_count(), view.queue_fault()
+    walked, said, fault = len(observation.free_queue), view.free_count(), view.queue_fault()
     if fault:
         return (violation("REF.queue-shape", "links-broken", fault),)
     if walked != said:
@@ -87,7 +72,7 @@ def queue_shape(observation: Observation) -> Verdict:
 
 
 def double_free(observation: Observation) -> Verdict:
-    walked = _free_queue(observation) if whole_pool(observation) else ()
+    walked = observation.free_queue if whole_pool(observation) else ()
     if not walked:
         return None
     if len(set(walked)) == len(walked):

@@ -137,13 +137,17 @@ def running_state(observation: Observation) -> Verdict:
     event, view = observation.event, observation.view
     if not isinstance(event, Forward) or event.start == 0:
         return None
-    reads = [read for read in event.reads if read.recurrent]
-    return [v for read in reads if (v := _wrong_state(view, read)) is not None] if reads else None
+    broken: list[Violation] = []
+    judged = False
+    for read in event.reads:
+        if read.recurrent:
+            judged = True
+            if not read.found == read.window == read.expected:
+                broken.append(_wrong_state(view, read))
+    return broken if judged else None
 
 
-def _wrong_state(view: View, read: Read) -> Violation | None:
-    if read.found == read.expected and read.window == read.expected:
-        return None
+def _wrong_state(view: View, read: Read) -> Violation:
     if read.block <= NULL:
         cause, found = "running-state-without-block", "no block is there"
     elif read.found != read.expected:
@@ -164,9 +168,12 @@ def attention_read(observation: Observation) -> Verdict:
     event = observation.event
     if not isinstance(event, Forward) or event.start == 0:
         return None
-    reads = [read for read in event.reads if not read.recurrent]
-    broken = []
-    for read in reads:
+    broken: list[Violation] = []
+    judged = False
+    for read in event.reads:
+        if read.recurrent:
+            continue
+        judged = True
         if read.ok:
             continue
         if read.block <= NULL:
@@ -181,7 +188,7 @@ def attention_read(observation: Observation) -> Verdict:
         )
         where = at(block=read.block, slot=read.slot, group=read.group, request=read.request)
         broken.append(violation("SLOT.attention-read", f"attention-{how}", witness, **where))
-    return broken if reads else None
+    return broken if judged else None
 
 
 def exclusive_write(observation: Observation) -> Verdict:
@@ -192,6 +199,8 @@ def exclusive_write(observation: Observation) -> Verdict:
     for write in event.writes:
         if write.block == NULL:
             continue  # SLOT.null-write names it
+        if write.block > NULL and write.owned and write.references > 0 and not write.foreign_keys:
+            continue
         kind = "state" if groups[write.group].kind == "mamba" else "attention"
         place = f"block {write.block} (slot {write.slot} of group {write.group})"
         if write.block < NULL:
@@ -200,12 +209,10 @@ def exclusive_write(observation: Observation) -> Verdict:
             cause, why = f"{kind}-write-shared", f"{place}, which {write.references} requests hold"
         elif write.references == 0:
             cause, why = f"{kind}-write-unheld", f"{place}, which nobody holds"
-        elif write.foreign_keys:
+        else:
             cause = f"{kind}-write-over-key"
             names = ", ".join(show(state) for state in write.foreign_keys)
             why = f"{place}, which is keyed as {names} and now holds {show(write.state)}"
-        else:
-            continue
         witness = f"{write.request}'s forward over [{event.start}, {event.start + event.tokens}) writes {why}"
         where = at(block=write.block, slot=write.slot, group=write.group, request=write.request)
         broken.append(violation("SLOT.exclusive-write", cause, witness, **where))

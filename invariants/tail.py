@@ -11,20 +11,25 @@ from kvproof.spec.tracer import show
 
 def newest_held(observation: Observation) -> Verdict:
     view = observation.view
-    running = view.requests()
+    tails = view.tails()
+    if not tails:
+        return None
+    running, lookups = view.requests(), view.lookup_map()
     broken = []
     judged = False
-    for (name, group), (position, block) in view.tails().items():
-        if name not in running:
+    for (name, group), (position, block) in tails.items():
+        request = running.get(name)
+        if request is None:
             continue
         judged = True
-        state = running[name].states[position]
+        state = request.states[position]
+        keyed = block in lookups.get((group, state), ())
+        if keyed and view.references(block) > 0:
+            continue
         if view.references(block) <= 0:
             cause, why = "newest-state-evictable", "nobody holds: the next request that needs a block takes it"
-        elif all(key.state != state or key.group != group for key in view.keys(block)):
-            cause, why = "newest-state-not-keyed", f"is not keyed as {show(state)}: no lookup finds it"
         else:
-            continue
+            cause, why = "newest-state-not-keyed", f"is not keyed as {show(state)}: no lookup finds it"
         witness = f"{name} can be resumed at {position} tokens in group {group} from block {block}, which {why}"
         where = at(block=block, group=group, request=name)
         broken.append(violation("TAIL.newest-held", cause, witness, **where))

@@ -6,7 +6,10 @@ the event itself, so that observing costs no copy of the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from kvproof.spec.tracer import State
 from kvproof.spec.view import View
@@ -159,8 +162,7 @@ class Allocate:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """One group's part of a forward: what the device read for ``request`` at ``computed`` tokens.
 
     ``slot`` and ``block`` are where (−1: nothing was read). For recurrent groups ``found`` is the temporal state and
@@ -181,8 +183,7 @@ class Read:
     position: int = -1
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """One block a forward or export wrote for ``request``: who else holds it, and which keys it carried for others.
 
     ``state`` is the content after the write (recurrent groups) or the last token's prefix (attention).
@@ -198,8 +199,7 @@ class Write:
     foreign_keys: tuple[State, ...]
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """The device ran ``request`` from ``start`` over ``tokens`` (``drafts`` of them speculative)."""
 
     request: str
@@ -263,3 +263,13 @@ class Observation:
 
     event: Event
     view: View
+
+    @cached_property
+    def free_queue(self) -> Sequence[int]:
+        """The view's free queue, walked once for all rules that ask about this observation."""
+        return self.view.free_queue()
+
+    @cached_property
+    def touched(self) -> Sequence[int]:
+        """The blocks that the step touched, in ascending order, sorted once for all rules."""
+        return sorted(self.view.touched())

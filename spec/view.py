@@ -17,8 +17,7 @@ NULL = 0
 """The null block: a placeholder in tables; never counted, freed, keyed or written."""
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """What is registered on a block: ``group`` may reuse it as ``state`` (a prefix, with its length).
 
     ``tokens`` is the length the cache itself notes for the key; a healthy cache agrees with the state's own.
@@ -54,8 +53,7 @@ class Holder(NamedTuple):
     slot: int = -1
 
 
-@dataclass(frozen=True)
-class RunningRequest:
+class RunningRequest(NamedTuple):
     """A request that holds blocks. ``states[n]`` is the prefix after its first n tokens; ``computed`` as scheduled."""
 
     name: str

@@ -33,7 +33,9 @@ Spoil = Callable[[FakeView], None]
 
 def seen(event: Event, view: FakeView | None = None, **changes: Any) -> Observation:
     """The event, changed, on a busy cache."""
-    return Observation(replace(event, **changes), view if view is not None else busy())
+    # Events that come by the dozen in every step are named tuples, the others dataclasses.
+    changed = event._replace(**changes) if isinstance(event, Forward) else replace(event, **changes)
+    return Observation(changed, view if view is not None else busy())
 
 
 def spoiled(spoil: Spoil, event: Event = STEP, start: Callable[[], FakeView] = busy) -> Observation:
@@ -81,9 +83,9 @@ def forward(read: int = -1, write: int = -1, **changes: Any) -> Observation:
     """The forward with one of its reads or writes changed."""
     reads, writes = list(READS), list(WRITES)
     if read >= 0:
-        reads[read] = replace(reads[read], **changes)
+        reads[read] = reads[read]._replace(**changes)
     if write >= 0:
-        writes[write] = replace(writes[write], **changes)
+        writes[write] = writes[write]._replace(**changes)
     return seen(FORWARD, reads=tuple(reads), writes=tuple(writes))
 
 

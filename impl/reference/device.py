@@ -7,7 +7,7 @@ before they save any. The tracers beside the floats go the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kvproof.impl.reference.batch import Load, Model, Row
 from kvproof.impl.reference.memory import GARBAGE, Memory
@@ -18,7 +18,7 @@ from kvproof.spec.events import Forward, Read, Write
 from kvproof.spec.tracer import State
 from kvproof.spec.view import NULL
 
-Sharers = Callable[[int], set[str]]
+Sharers = Callable[[int], Collection[str]]
 """Whose tables hold a block."""
 
 
@@ -144,19 +144,18 @@ class Watcher:
                 blocks = [parts[i].row.state[index] for i in going]
                 there = self.memory.marks[blocks, :2].tolist()  # at once: each look at a device takes its time
                 for i, (temporal, window) in zip(going, there, strict=True):
-                    found[i].append(self._read_state(parts[i], index, _known(temporal), _known(window)))
+                    row = parts[i].row
+                    slot = (row.start - 1) // group.block_size
+                    expected = row.states[0]
+                    ok = temporal == window == expected
+                    seen, convolved = (expected, expected) if ok else (_known(temporal), _known(window))
+                    found[i].append(Read(row.request, index, True, row.start, expected, seen, convolved, slot,
+                                         row.state[index], ok))  # fmt: skip
                 continue
             for i, part in enumerate(parts):
                 if part.row.start > 0 and (self.whole or part.first):
                     found[i].append(self._read_tokens(part, index))
         return [tuple(reads) for reads in found]
-
-    def _read_state(self, part: Scheduled, group: int, temporal: State | None, window: State | None) -> Read:
-        row = part.row
-        expected = row.states[0]
-        slot = (row.start - 1) // self.config.mamba_block
-        ok = temporal == expected and window == expected
-        return Read(row.request, group, True, row.start, expected, temporal, window, slot, row.state[group], ok)
 
     def _read_tokens(self, part: Scheduled, group: int) -> Read:
         """The first position before the row's own tokens that does not hold the request's own prefix, if any."""
@@ -176,26 +175,26 @@ class Watcher:
 
     def ran(self, part: Scheduled, reads: tuple[Read, ...]) -> None:
         """Report the row's forward, with what it wrote."""
-        row, writes = part.row, []
+        row, name, writes = part.row, part.row.request, []
         start, end, states = row.start, row.end, row.states
         for index, group in enumerate(self.config.groups):
             size = group.block_size
             if group.kind == "mamba":
                 for save in row.saves:
                     at, block = save.position, save.blocks[index]
-                    writes.append(self._write(row.request, index, block, (at - 1) // size, states[at - start]))
+                    writes.append(self._write(name, index, block, (at - 1) // size, states[at - start]))
                 continue
             table = row.tables[index]
             for slot in range(start // size, -(-end // size)):
                 block = table[slot] if slot < len(table) else -1
                 state = states[min(end, (slot + 1) * size) - start]
-                writes.append(self._write(row.request, index, block, slot, state))
-        self._emit(Forward(row.request, start, end - start, len(part.drafts), part.prefill_end, reads, tuple(writes)))
+                writes.append(self._write(name, index, block, slot, state))
+        self._emit(Forward(name, start, end - start, len(part.drafts), part.prefill_end, reads, tuple(writes)))
 
     def _write(self, name: str, group: int, block: int, slot: int, state: State) -> Write:
-        owners = self._sharers(block) if block > NULL else set()
-        broken = tuple(self._broken_keys(block))
-        return Write(name, group, block, slot, state, len(owners), owners <= {name}, broken)
+        owners = self._sharers(block) if block > NULL else ()
+        owned = not owners or (len(owners) == 1 and name in owners)
+        return Write(name, group, block, slot, state, len(owners), owned, tuple(self._broken_keys(block)))
 
 
 def _known(mark: int) -> State | None:

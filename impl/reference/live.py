@@ -50,6 +50,7 @@ class AssertingEngine(Engine):
         self.monitor = Monitor(stop=True)
         self.actions: list[Action] = []
         self._owners: dict[State, str] = {}
+        self._growing: list[Request] = []
         observer = None if mode == "off" else self.monitor
         super().__init__(config, model, observer, whole=mode == "full", device=device)
 
@@ -58,12 +59,13 @@ class AssertingEngine(Engine):
     def submit(self, name: str, prompt: Sequence[int], max_tokens: int, claimed: int = 0, missing: int = 0) -> Request:
         request = super().submit(name, prompt, max_tokens, claimed, missing)
         if self.observer is not None:
+            self._catch_up()
             shared = next((n for n in range(request.known, 0, -1) if request.states[n] in self._owners), 0)
             base = self._owners[request.states[shared]] if shared else ""
             self._record(
                 Action("submit", name, base, shared, request.known, request.max_tokens, request.claimed, missing)
             )
-            self._own(request)
+            self._growing.append(request)
         return request
 
     def finish(self, name: str) -> None:
@@ -96,10 +98,6 @@ class AssertingEngine(Engine):
         except InvariantBroken as broken:
             raise self._stopped(broken.violation) from None
         self._accepted()
-        for name in end.scheduled:
-            request = self.scheduler.requests.get(name)
-            if request is not None:
-                self._own(request)
         if self.mode == "full":
             self.audit()
         return end
@@ -133,12 +131,14 @@ class AssertingEngine(Engine):
         else:
             self.actions.append(last)
 
-    def _own(self, request: Request) -> None:
-        """Remember whose prefixes these are, newest tokens first, as far as they are not known yet."""
-        for state in reversed(request.states[1:]):
-            if state in self._owners:
-                break
-            self._owners[state] = request.name
+    def _catch_up(self) -> None:
+        """Remember whose prefixes are whose, as far as requests have come since the last one was submitted."""
+        for request in self._growing:
+            for state in reversed(request.states[1:]):
+                if state in self._owners:
+                    break  # and so are those that lead to it
+                self._owners[state] = request.name
+        self._growing = [request for request in self._growing if request.name in self.scheduler.requests]
 
     def _stopped(self, violation: Violation) -> EngineStopped:
         scenario = self.scenario()

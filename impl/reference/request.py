@@ -39,10 +39,6 @@ class Recurrent:
     held: tuple[int, int] | None = None
     newest: tuple[int, int] | None = None
 
-    def mark(self) -> tuple[object, ...]:
-        """What it counts on now, to be compared with what it counted on before."""
-        return (self.running, *self.scratch, self.exporting, self.held)
-
 
 @dataclass(eq=False)
 class Request:

@@ -168,10 +168,13 @@ class ReferenceView:
     def prefix(self, state: State) -> Sequence[State] | None:
         return self.scheduler.report.prefix(state)
 
-    def broken_keys(self, block: int) -> list[State]:
+    def broken_keys(self, block: int) -> Sequence[State]:
         """The keys of ``block`` that its content does not match."""
+        keys = self.pool.keys[block]
+        if not keys:
+            return ()
         broken: list[State] = []
-        for index, state in self.pool.keys[block]:
+        for index, state in keys:
             group, length = self._config.groups[index], length_of(state)
             if group.kind == "mamba":
                 good = self.memory.state_at(block) == (state, state)
@@ -254,13 +257,16 @@ class Holdings:
             last = self._last.get(name)
             if last is None:
                 last = self._last[name] = [Seen() for _ in config.groups]
+            for group, table in enumerate(request.tables):
+                if table != last[group].mark and group not in request.recurrent:
+                    self._renew(request, group, last[group])
+                    last[group].mark = list(table)
             slot = column(request, config) if request.recurrent else 0
-            for group, seen in enumerate(last):
-                own = request.recurrent.get(group)
-                mark: object = request.tables[group] if own is None else (slot, own.mark())
-                if mark != seen.mark:
-                    self._renew(request, group, seen)
-                    seen.mark = list(request.tables[group]) if own is None else mark
+            for group, own in request.recurrent.items():
+                mark = (slot, own.running, own.exporting, own.held, tuple(own.scratch))
+                if mark != last[group].mark:
+                    self._renew(request, group, last[group])
+                    last[group].mark = mark
 
     def _renew(self, request: Request, group: int, seen: Seen) -> None:
         self._drop(seen.holders)
