@@ -155,7 +155,7 @@ def exact(observation: Observation) -> Verdict:
 
 
 def _inexact(config: Config, event: Allocate, what: str, noun: str, asked: int, taken: int, group: int) -> Violation:
-    side = "exceeds" if asked > taken else "below"
+    side = "exceeds" if asked > taken else "below" if asked >= 0 else "negative-and-below"
     real = _last_real(event)
     assert real is not None
     where: dict[str, str | int] = (
@@ -186,35 +186,44 @@ def dry_real(observation: Observation) -> Verdict:
     event, config = observation.event, observation.view.config
     if not isinstance(event, Allocate):
         return None
-    asked = {_arguments(estimate): estimate for estimate in event.estimates if estimate.dry}
+    asked: dict[tuple[object, ...], list[Estimate]] = {}
+    for estimate in event.estimates:
+        if estimate.dry:
+            asked.setdefault(_arguments(estimate), []).append(estimate)
     judged = False
     broken: list[Violation] = []
     for real in event.estimates:
-        dry = None if real.dry else asked.get(_arguments(real))
-        if dry is None:
-            continue
-        judged = True
-        for ours, theirs in zip(dry.groups, real.groups, strict=True):
-            kind = config.groups[theirs.group].kind
-            # The gate caps what it charges a window group for the whole sequence, so there it may be below.
-            if ours.total == theirs.total or (kind == "window" and ours.total < theirs.total):
-                continue
-            side = "exceeds" if ours.total > theirs.total else "below"
-            broken.append(
-                violation(
-                    "ADMIT.dry-real",
-                    f"{kind}-dry-{side}-real",
-                    f"{event.request} to {real.tokens} tokens in group {theirs.group}: a dry run says {ours.total} "
-                    f"blocks, the real question {theirs.total}",
-                    group=theirs.group,
-                    request=event.request,
-                )
-            )
+        dry_runs = [] if real.dry else asked.get(_arguments(real), [])
+        judged = judged or bool(dry_runs)
+        for dry in dry_runs:
+            broken += _disagreements(config, event, dry, real)
     return broken if judged else None
 
 
+def _disagreements(config: Config, event: Allocate, dry: Estimate, real: Estimate) -> list[Violation]:
+    broken = []
+    for ours, theirs in zip(dry.groups, real.groups, strict=True):
+        kind = config.groups[theirs.group].kind
+        # The gate caps what it charges a window group for the whole sequence, so there it may be below.
+        if ours.total == theirs.total or (kind == "window" and ours.total < theirs.total):
+            continue
+        side = "exceeds" if ours.total > theirs.total else "below"
+        broken.append(
+            violation(
+                "ADMIT.dry-real",
+                f"{kind}-dry-{side}-real",
+                f"{event.request} to {real.tokens} tokens in group {theirs.group}: a dry run says {ours.total} "
+                f"blocks, the real question {theirs.total}",
+                group=theirs.group,
+                request=event.request,
+            )
+        )
+    return broken
+
+
 def _arguments(estimate: Estimate) -> tuple[object, ...]:
-    return (estimate.tokens, estimate.computed, tuple((g.group, g.held, g.hits) for g in estimate.groups))
+    tables = tuple((group.group, group.held, group.hits) for group in estimate.groups)
+    return (estimate.tokens, estimate.main, estimate.computed, tables)
 
 
 def refused_though_fits(observation: Observation) -> Verdict:
@@ -258,7 +267,7 @@ def stall(observation: Observation) -> Verdict:
             "ADMIT.stall",
             f"{which}-starves-in-idle-pool",
             f"{event.request} is first in line and needs at most {event.peak} of {event.pool} blocks, but "
-            f"{event.schedules} steps in a row ran nothing",
+            f"{event.schedules} steps in a row brought nothing forward",
             request=event.request,
         ),
     )

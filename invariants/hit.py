@@ -205,8 +205,8 @@ def limit(observation: Observation) -> Verdict:
         total, depths, hit = len(event.states) - 1, (*event.depth, event.limit), event.tokens
     elif isinstance(event, Resume):
         states = _states(observation.view, event)
-        if states is None:
-            return None
+        if states is None or event.asynchronous:
+            return None  # a load that is awaited may bring everything: what counts is settled when it has arrived
         total, depths, hit = len(states) - 1, (), event.local + event.external
     else:
         return None

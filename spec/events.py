@@ -127,7 +127,8 @@ class GroupEstimate:
 class Estimate:
     """The cache was asked how many blocks ``request`` would take to reach ``tokens``; ``dry`` if only asked.
 
-    ``computed`` is local plus external computed tokens. ``changed`` names what a dry run changed (empty: nothing).
+    ``computed`` is local plus external computed tokens, ``main`` how many of ``tokens`` are not look-ahead (0: all, or
+    not known). ``changed`` names what a dry run changed (empty: nothing).
     """
 
     request: str
@@ -137,6 +138,7 @@ class Estimate:
     groups: tuple[GroupEstimate, ...]
     free: int
     changed: tuple[str, ...] = ()
+    main: int = 0
 
     @property
     def total(self) -> int:
@@ -226,7 +228,7 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class Stall:
-    """``schedules`` steps in a row ran nothing although ``request`` is first in line.
+    """``schedules`` steps in a row brought nothing forward although ``request`` is first in line.
 
     ``peak`` is what it needs at most by the specification, ``pool`` what an idle pool offers, ``blocked`` whether
     something legitimate holds it back (an external load in flight, other requests' blocks).

@@ -159,7 +159,7 @@ VACUOUS = {
         lambda: seen(STEP, scheduled=()),
     ),
     "HIT.covers": (lambda: seen(LOOKUP, tokens=0), lambda: seen(LOOKUP, joint=False), lambda: resume(local=0)),
-    "HIT.limit": (lambda: seen(LOOKUP, tokens=0), lambda: seen(RESUME)),
+    "HIT.limit": (lambda: seen(LOOKUP, tokens=0), lambda: seen(RESUME), lambda: resume(asynchronous=True)),
     "HIT.promises": (lambda: seen(LOOKUP, tokens=0, blocks=((), (), ())),),
     "HIT.resume-boundary": (lambda: resume(external=2), lambda: resume(local=0)),
     "HIT.same-step": (lambda: resume(blocks=((1,), (), ())),),

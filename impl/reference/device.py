@@ -33,11 +33,14 @@ class Device:
         self._recurrent = [i for i, g in enumerate(config.groups) if g.kind == "mamba"]
         self.written: set[int] = set()
         """Blocks whose content changed; whoever looks clears it."""
+        self.outcomes: dict[str, Outcome | None] = {}
+        """What the step under way, or the last one, has answered so far."""
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def execute(self, step: Step, watch: Watcher | None) -> dict[str, Outcome | None]:
         """Run ``step``. The answer is per request; ``None`` for a row whose load fell short, which does not run."""
+        self.outcomes = {}
         self.memory.clear(step.fresh)
         self.memory.copy(step.copies)
         self.written.update(step.fresh, (target for _, target in step.copies))
@@ -51,13 +54,13 @@ class Device:
         for part in parts:
             self._save_states(part.row)
         answers = self.model.forward([part.row for part in parts], self.memory) if parts else []
+        self.outcomes.update(dict.fromkeys(short))
+        for part, answer in zip(parts, answers, strict=True):
+            self.outcomes[part.request.name] = self._sample(part, answer)
         if watch is not None:
             for part, read in zip(parts, reads, strict=True):
                 watch.ran(part, read)
-        outcomes: dict[str, Outcome | None] = dict.fromkeys(short)
-        for part, answer in zip(parts, answers, strict=True):
-            outcomes[part.request.name] = self._sample(part, answer)
-        return outcomes
+        return self.outcomes
 
     def load(self, flight: Flight) -> None:
         """What a store brings lands: attention token by token as far as it came, the state only with the last."""

@@ -7,7 +7,9 @@ itself · ``completion.py`` what it leaves behind · ``pool.py`` where all of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import SupportsIndex
 
 import torch
 
@@ -16,23 +18,25 @@ from kvproof.impl.reference.completion import complete
 from kvproof.impl.reference.device import Device, Watcher
 from kvproof.impl.reference.memory import Memory
 from kvproof.impl.reference.pool import CacheEvent
+from kvproof.impl.reference.progress import Progress
 from kvproof.impl.reference.request import Request, Status
 from kvproof.impl.reference.scheduler import Drafter, Scheduler
 from kvproof.impl.reference.view import ReferenceView
 from kvproof.spec.config import Config
-from kvproof.spec.events import Event, Observation, Stall, StepEnd
-from kvproof.spec.rules.blocks import peak_blocks
+from kvproof.spec.events import Crash, Event, Observation, StepEnd
+from kvproof.spec.scenario import MOST_ACTIONS, MOST_LETTERS
 from kvproof.spec.subject import Observer
 
-STALL_AFTER = 3
-"""Steps in a row in which nothing runs, and no load is awaited, before a stall is called."""
+MOST_NAMES = MOST_ACTIONS
+"""So many names are remembered after their requests ended: as many as a scenario can have."""
 
 
 class Engine:
     """Serves requests on ``model``, one :meth:`step` at a time.
 
     ``observer`` judges what happens (``None``: nobody does, and nothing is reported). ``whole`` shows it all:
-    everything that a step reads, not only what is new to a request, and questions that take nothing.
+    everything that a step reads, not only what is new to a request, and questions that take nothing. Raises
+    :class:`kvproof.spec.config.ConfigError` where it can't run ``config``.
     """
 
     def __init__(
@@ -59,9 +63,26 @@ class Engine:
             self.subscribers.append(self.view.hear)
             view = self.view
             self.watcher = Watcher(config, self.memory, view.sharers, view.broken_keys, self._emit, whole)
-        self.idle_steps = 0
-        self.accepted: tuple[int, ...] = ()
-        """How many drafts the last step accepted, for each row that had any."""
+        self.progress = Progress(self.scheduler, self.view)
+        self._names: dict[str, None] = {}
+        self._drafter_raised: BaseException | None = None
+        self._offered: list[tuple[str, int]] = []
+        """Of the step under way, or the last one: whom drafts were asked for, and how many came, in that order."""
+
+    @property
+    def idle_steps(self) -> int:
+        """How many steps in a row ran nothing, and waited for no load, while there were requests."""
+        return self.progress.idle
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """How many drafts the last step accepted, for each time that it asked for any, in that order.
+
+        Of a step that came to no answer: how many it was offered.
+        """
+        outcomes = self.device.outcomes
+        answers = ((outcomes.get(name), offered) for name, offered in self._offered)
+        return tuple(offered if outcome is None else outcome.accepted for outcome, offered in answers)
 
     # -- observations -------------------------------------------------------------------------------------------------
 
@@ -81,27 +102,61 @@ class Engine:
 
     # -- what clients and operators do --------------------------------------------------------------------------------
 
-    def submit(self, name: str, prompt: Sequence[int], max_tokens: int, claimed: int = 0, missing: int = 0) -> Request:
+    def submit(
+        self, name: str, prompt: Iterable[SupportsIndex], max_tokens: int, claimed: int = 0, missing: int = 0
+    ) -> Request:
         """A request arrives. A store claims to hold the first ``claimed`` tokens, and will not deliver the last
-        ``missing`` of those it is asked for. Names are not used twice; the prompt is not empty and shorter than the
-        model length."""
-        if name in self.scheduler.requests:
-            raise ValueError(f"there is a request {name} already: choose another name")
-        if not 0 < len(prompt) < self.config.max_model_len:
-            raise ValueError(f"{name} has {len(prompt)} tokens: 1 to {self.config.max_model_len - 1} are possible")
-        request = Request(name, len(prompt), max(1, max_tokens), claimed, missing)
-        request.extend(list(prompt))
+        ``missing`` of those it is asked for: neither is less than none or more than the prompt. It puts out at least
+        one token, and no more than the model length has room for.
+
+        Raises ``ValueError`` unless the name is new and printable, and the prompt has tokens (anything that is an
+        index, not negative), and fewer than the model length.
+        """
+        self._check_name(name)
+        tokens = _numbers(prompt, f"a token of {name}")
+        longest = self.config.max_model_len
+        if not 0 < len(tokens) < longest:
+            raise ValueError(f"{name} has {len(tokens)} tokens: 1 to {longest - 1} are possible")
+        if min(tokens) < 0:
+            raise ValueError(f"a token of {name} is {min(tokens)}: give numbers from 0 on")
+        outputs, held, lost = _numbers((max_tokens, claimed, missing), f"max_tokens, claimed or missing of {name}")
+        count = len(tokens)
+        request = Request(
+            name, count, max(1, min(outputs, longest)), max(0, min(held, count)), max(0, min(lost, count))
+        )
+        request.extend(tokens)
         self.scheduler.report.learn(request)
         self.scheduler.add(request)
+        self._names[name] = None
+        if len(self._names) > MOST_NAMES:
+            del self._names[next(iter(self._names))]
+        return request
+
+    def _check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= MOST_LETTERS or not name.isprintable():
+            raise ValueError(
+                f"{str(name)[:MOST_LETTERS]!r} is no name of a request: use 1 to {MOST_LETTERS} printable characters"
+            )
+        if name in self.scheduler.requests:
+            raise ValueError(f"there is a request {name} already: choose another name")
+        if name in self._names:
+            raise ValueError(f"there was a request {name} before: choose another name")
+
+    def _request(self, name: str) -> Request:
+        request = self.scheduler.requests.get(name)
+        if request is None:
+            raise ValueError(f"there is no request {name}, or not any more: name one that is waiting or running")
         return request
 
     def finish(self, name: str) -> None:
-        """The model ends the request with its next token."""
-        self.scheduler.requests[name].finishing = True
+        """The model ends the request with its next token. Raises ``ValueError`` if there is no such request."""
+        self._request(name).finishing = True
 
     def abort(self, name: str) -> None:
-        """The client goes away. Works at any time, also between the parts of a step."""
-        self.scheduler.remove(self.scheduler.requests[name])
+        """The client goes away. Works at any time, also between the parts of a step. Raises ``ValueError`` if there is
+        no such request."""
+        self.scheduler.remove(self._request(name))
+        self.progress.interfered()
 
     def reset(self) -> bool:
         """The operator clears the cache. Refused while any block is in use."""
@@ -112,28 +167,38 @@ class Engine:
         return True
 
     def evict(self, count: int) -> None:
-        """The first ``count`` free blocks (0: all) lose their keys."""
+        """The first ``count`` free blocks (0: all) lose their keys. Raises ``ValueError`` if it is negative."""
+        if count < 0:
+            raise ValueError(f"{count} blocks can't be evicted: give a number from 0 (all) on")
         free = list(self.scheduler.pool.free)
         self.scheduler.pool.evict(free[: count or len(free)])
 
     def preempt(self, name: str) -> bool:
-        """A running request loses its blocks and waits again."""
+        """A running request loses its blocks and waits again. False if there is none of that name that runs."""
         request = self.scheduler.requests.get(name)
         if request is None or request.status is not Status.RUNNING:
             return False
         self.scheduler.preempt(request)
+        self.progress.interfered()
         return True
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether a step would change nothing, and show nothing that has not been judged."""
+        scheduler = self.scheduler
+        unseen = self.observer is not None and scheduler.pool.touched
+        return not (scheduler.requests or scheduler.store.flying or unseen)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def step(self, drafter: Drafter = lambda request, count: ()) -> StepEnd:
-        """Schedule, run, complete."""
-        step = self.scheduler.schedule(drafter)
+        """Schedule, run, complete. Whatever ``drafter`` proposes beyond what it was asked for is left out; where it
+        raises, the step ends halfway and the engine must not be used after that."""
+        self._offered, self.device.outcomes = [], {}
+        step = self.scheduler.schedule(self._asking(drafter))
         if self.watcher is not None:
             self.view.scheduled()
         outcomes = self.device.execute(step, self.watcher)
-        ran = [(part.drafts, outcomes[part.request.name]) for part in step.rows]
-        self.accepted = tuple(outcome.accepted for drafts, outcome in ran if drafts and outcome is not None)
         arrived = self.scheduler.store.arrived()
         for flight in arrived:
             self.device.load(flight)
@@ -147,29 +212,42 @@ class Engine:
         if self.observer is not None:
             self.view.step_has_run(self.device.written)
             self._emit(end)
+            self.scheduler.report.tidy(self.scheduler.requests.values())
         self.device.written.clear()
-        self._watch_progress(bool(step.rows) or bool(arrived))
+        stall = self.progress.after(step, arrived)
+        if stall is not None:
+            self._emit(stall)
         return end
 
-    def _watch_progress(self, progress: bool) -> None:
-        scheduler = self.scheduler
-        if progress or not scheduler.requests or scheduler.store.flying:
-            self.idle_steps = 0
-            return
-        self.idle_steps += 1
-        if self.idle_steps != STALL_AFTER:
-            return
-        request = (scheduler.running or scheduler.waiting)[0]
-        total = min(request.prompt + request.max_tokens, self.config.max_model_len) + self.config.speculative
-        own = set(self.scheduler.planner.blocks(request))
-        others = any(holder.block not in own for holder in self.view.holders())
-        self._emit(
-            Stall(
-                request=request.name,
-                schedules=self.idle_steps,
-                peak=peak_blocks(self.config, total),
-                pool=self.config.num_blocks - 1,
-                blocked=others and not scheduler.running,
-                why="running" if scheduler.running else "waiting",
-            )
-        )
+    def _asking(self, drafter: Drafter) -> Drafter:
+        """``drafter``, with what it offers checked and counted."""
+
+        def ask(request: Request, count: int) -> Sequence[int]:
+            try:
+                drafts = _numbers(drafter(request, count), f"a draft for {request.name}")[:count]
+                if drafts and min(drafts) < 0:
+                    raise ValueError(f"a draft for {request.name} is {min(drafts)}: give numbers from 0 on")
+            except BaseException as error:
+                self._drafter_raised = error
+                raise
+            self._offered.append((request.name, len(drafts)))
+            return drafts
+
+        return ask
+
+
+def _numbers(values: Iterable[SupportsIndex], what: str) -> list[int]:
+    """Plain integers: what stays apart in a tensor or an array is no key of a dictionary."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError as error:
+        raise ValueError(f"{what} is not a whole number ({error}): give integers") from error
+
+
+def crash_of(error: BaseException) -> Crash:
+    """What is told of an exception that the engine raised: where it came from, and what it says."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{frame.tb_frame.f_globals.get('__name__', '?')}:{frame.tb_frame.f_code.co_name}" if frame else "?"
+    return Crash(place, " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": "), "")

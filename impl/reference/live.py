@@ -7,31 +7,43 @@ everything that a step attends to. All three take the same decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, SupportsIndex, get_args
 
 import torch
 
 from kvproof.impl.reference.batch import Model
-from kvproof.impl.reference.engine import Engine
+from kvproof.impl.reference.engine import Engine, crash_of
+from kvproof.impl.reference.record import Record
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.scheduler import Drafter
 from kvproof.invariants.monitor import InvariantBroken, Monitor
 from kvproof.spec.config import Config
 from kvproof.spec.events import StepEnd
 from kvproof.spec.finding import Finding, Violation
-from kvproof.spec.scenario import MOST_ACTIONS, Action, Scenario
-from kvproof.spec.tracer import State
+from kvproof.spec.scenario import Action, Scenario
 
 Mode = Literal["off", "touched", "full"]
 
 
 class EngineStopped(Exception):
-    """An invariant broke. ``finding`` names it, and has the scenario that makes it happen again.
+    """An invariant broke, or the engine raised (``FLOW.no-crash``, with the exception as ``__cause__``). ``finding``
+    names it, and has the scenario that makes it happen again.
 
-    Where more happened than a scenario may hold (:data:`kvproof.spec.scenario.MOST_ACTIONS`), the scenario is the
-    beginning of it and need not reproduce anything.
+    Where more happened than a scenario may hold, the scenario is the beginning of it (its note says so, and the
+    finding's ``action`` is -1) and need not reproduce anything. That is so where there are, of
+    :mod:`kvproof.spec.scenario` and :mod:`kvproof.impl.reference.record`:
+
+    - more than ``MOST_ACTIONS`` actions; steps that are alike are one, up to ``MOST_STEPS`` of them;
+    - more than ``MOST_PROMPT_TOKENS`` tokens in all prompts, each rounded up to whole blocks;
+    - more than ``MOST_PREFIXES`` prefixes of all sequences, prompts and outputs;
+    - more than ``MOST_ACCEPTED`` requests in one step that drafts were asked for, or ``MOST_ENTRIES`` in all steps; a
+      step counts one if as many drafts were accepted of each;
+    - more than ``MOST_STEPS`` blocks evicted at once that are not all.
+
+    A scenario's drafts are always as many as the engine asks for: a drafter that offered fewer is told as one whose
+    further drafts were wrong. That makes rows longer; where the step or the pool has no room for that, the scenario may
+    take another way from there on.
     """
 
     def __init__(self, finding: Finding) -> None:
@@ -41,63 +53,72 @@ class EngineStopped(Exception):
 
 
 class AssertingEngine(Engine):
-    """An :class:`Engine` that asserts the catalogue. Everything done to it is recorded as a scenario's actions."""
+    """An :class:`Engine` that asserts the catalogue. Everything done to it is recorded as a scenario's actions.
+
+    Raises ``ValueError`` for a mode that there is not.
+    """
 
     def __init__(
         self, config: Config, model: Model, mode: Mode = "touched", *, device: torch.device | str = "cpu"
     ) -> None:
+        if mode not in get_args(Mode):
+            raise ValueError(f"there is no mode {mode!r}: use one of {', '.join(get_args(Mode))}")
         self.mode: Mode = mode
         self.monitor = Monitor(stop=True)
-        self.actions: list[Action] = []
-        self._owners: dict[State, str] = {}
-        self._growing: list[Request] = []
         observer = None if mode == "off" else self.monitor
         super().__init__(config, model, observer, whole=mode == "full", device=device)
+        self.record = None if mode == "off" else Record(config)
 
-    # -- what is done to it, recorded ---------------------------------------------------------------------------------
+    # -- what is done to it, recorded once it was ---------------------------------------------------------------------
 
-    def submit(self, name: str, prompt: Sequence[int], max_tokens: int, claimed: int = 0, missing: int = 0) -> Request:
+    def submit(
+        self, name: str, prompt: Iterable[SupportsIndex], max_tokens: int, claimed: int = 0, missing: int = 0
+    ) -> Request:
         request = super().submit(name, prompt, max_tokens, claimed, missing)
-        if self.observer is not None:
-            self._catch_up()
-            shared = next((n for n in range(request.known, 0, -1) if request.states[n] in self._owners), 0)
-            base = self._owners[request.states[shared]] if shared else ""
-            self._record(
-                Action("submit", name, base, shared, request.known, request.max_tokens, request.claimed, missing)
-            )
-            self._growing.append(request)
+        if self.record is not None:
+            self.record.submitted(request)
         return request
 
     def finish(self, name: str) -> None:
-        self._record(Action("finish", name))
         super().finish(name)
+        self._note(Action("finish", name))
 
     def abort(self, name: str) -> None:
-        self._record(Action("abort", name))
         super().abort(name)
+        self._note(Action("abort", name))
 
     def reset(self) -> bool:
-        self._record(Action("reset"))
-        return super().reset()
+        done = super().reset()
+        self._note(Action("reset"))
+        return done
 
     def evict(self, count: int) -> None:
-        self._record(Action("evict", times=count))
         super().evict(count)
+        if self.record is not None:
+            self.record.evicted(count, len(self.scheduler.pool.free))
 
     def preempt(self, name: str) -> bool:
-        self._record(Action("preempt", name))
-        return super().preempt(name)
+        done = super().preempt(name)
+        if done:
+            self._note(Action("preempt", name))
+        return done
 
     def step(self, drafter: Drafter = lambda request, count: ()) -> StepEnd:
-        """One step, judged. Raises :class:`EngineStopped`; the engine must not be used after that."""
-        if self.observer is None:
+        """One step, judged. Raises :class:`EngineStopped`; the engine must not be used after that. What ``drafter``
+        raises is raised as it is."""
+        if self.record is None:
             return super().step(drafter)
-        self._record(Action("step"))
         try:
             end = super().step(drafter)
         except InvariantBroken as broken:
+            self.record.stepped(self.accepted)
             raise self._stopped(broken.violation) from None
-        self._accepted()
+        except Exception as error:
+            if error is self.raised or error is self._drafter_raised:
+                raise  # a checker's mistake, or the caller's
+            self.record.stepped(self.accepted)
+            raise self._crashed(error) from error
+        self.record.stepped(self.accepted)
         if self.mode == "full":
             self.audit()
         return end
@@ -111,35 +132,29 @@ class AssertingEngine(Engine):
 
     # -- the scenario -------------------------------------------------------------------------------------------------
 
+    @property
+    def actions(self) -> list[Action]:
+        return [] if self.record is None else self.record.actions
+
     def scenario(self) -> Scenario:
         """What happened so far. Prompts appear by what they share with earlier ones, not by their tokens."""
-        return Scenario(self.config, tuple(self.actions), "recorded by a live engine")
+        return (self.record or Record(self.config)).scenario()
 
-    def _record(self, action: Action) -> None:
-        if self.observer is None or len(self.actions) >= MOST_ACTIONS:
-            return
-        self.actions.append(action)
+    def _note(self, action: Action) -> None:
+        if self.record is not None:
+            self.record.add(action)
 
-    def _accepted(self) -> None:
-        """The step just recorded accepted these drafts; steps that are alike become one action."""
-        if self.actions[-1].kind != "step":
-            return
-        last = replace(self.actions.pop(), accept=self.accepted)
-        before = self.actions[-1] if self.actions else None
-        if before is not None and before.kind == "step" and before.accept == last.accept:
-            self.actions[-1] = replace(before, times=before.times + 1)
-        else:
-            self.actions.append(last)
-
-    def _catch_up(self) -> None:
-        """Remember whose prefixes are whose, as far as requests have come since the last one was submitted."""
-        for request in self._growing:
-            for state in reversed(request.states[1:]):
-                if state in self._owners:
-                    break  # and so are those that lead to it
-                self._owners[state] = request.name
-        self._growing = [request for request in self._growing if request.name in self.scheduler.requests]
+    def _crashed(self, error: Exception) -> EngineStopped:
+        """The engine itself raised."""
+        try:
+            self._emit(crash_of(error))
+        except InvariantBroken as broken:
+            return self._stopped(broken.violation)
+        raise error  # nobody minds
 
     def _stopped(self, violation: Violation) -> EngineStopped:
-        scenario = self.scenario()
-        return EngineStopped(Finding(violation, "reference", scenario, len(scenario.actions) - 1))
+        if self.raised is None:
+            self.raised = InvariantBroken(violation)
+        record = self.record or Record(self.config)
+        action = -1 if record.ended else len(record.actions) - 1
+        return EngineStopped(Finding(violation, "reference", record.scenario(), action))

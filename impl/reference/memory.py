@@ -10,23 +10,36 @@ so that a read of it can't go unnoticed in the floats either.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
-from kvproof.spec.config import Config
+from kvproof.spec.config import Config, ConfigError
 from kvproof.spec.tracer import State
 
 GARBAGE = -1
 TEMPORAL, WINDOW = 0, 1
 
+MOST_MARKS: Final = 1 << 27
+"""The most marks of all blocks together: 1 GiB of them."""
+
 
 class Memory:
-    """``words`` is (blocks, float32 words a block), ``marks`` is (blocks, int64 marks a block), both on ``device``."""
+    """``words`` is (blocks, float32 words a block), ``marks`` is (blocks, int64 marks a block), both on ``device``.
+
+    Raises :class:`kvproof.spec.config.ConfigError` where there would be more than :data:`MOST_MARKS` marks.
+    """
 
     def __init__(self, config: Config, words: int, device: torch.device) -> None:
         self.config = config
         self.device = device
         longest = max([2, *(g.block_size for g in config.groups if g.kind != "mamba")])
+        if config.num_blocks * longest > MOST_MARKS:
+            raise ConfigError(
+                f"{config.num_blocks} blocks of up to {longest} tokens hold {config.num_blocks * longest} tokens: the "
+                f"reference engine follows at most {MOST_MARKS}; set num_blocks to at most {MOST_MARKS // longest}"
+                " or use smaller blocks"
+            )
         self.words = torch.full((config.num_blocks, words), float("nan"), device=device)
         self.marks = torch.full((config.num_blocks, longest), GARBAGE, dtype=torch.int64, device=device)
 

@@ -76,17 +76,31 @@ def gate_charges_twice(engine: Engine) -> None:
 
 @mutant("S3", "a request never gives up its own checkpoint, and waits for a block that it holds itself", "issue 44409")
 def own_checkpoint_never_yields(engine: Engine) -> None:
+    scheduler, refused = engine.scheduler, dict[str, int]()
+
+    def holds(request: Request) -> bool:
+        return any(own.held is not None for own in request.recurrent.values())
+
+    def allocate(original: Any, request: Request, target: Target, step: Any) -> bool:
+        if not target.drafts and refused.get(request.name) == step.index:
+            return False  # nor does it go on without its drafts: they are what it waits for
+        granted: bool = original(request, target, step)
+        if not granted and target.drafts and holds(request):
+            refused[request.name] = step.index
+        return granted
+
     def give_up(original: Any, request: Request) -> bool:
         return False
 
     def make_room(original: Any, request: Request) -> bool:
-        if len(engine.scheduler.running) == 1 and any(own.held is not None for own in request.recurrent.values()):
+        if len(scheduler.running) == 1 and holds(request):
             return False
         answer: bool = original(request)
         return answer
 
-    wrap(engine.scheduler, "_give_up_checkpoints", give_up)
-    wrap(engine.scheduler, "_make_room", make_room)
+    wrap(scheduler, "_allocate", allocate)
+    wrap(scheduler, "_give_up_checkpoints", give_up)
+    wrap(scheduler, "_make_room", make_room)
 
 
 # -- S4 and references ------------------------------------------------------------------------------------------------

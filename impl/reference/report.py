@@ -6,7 +6,7 @@ counted there), not what was planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvproof.impl.reference.chunks import Chunk, Chunks
 from kvproof.impl.reference.lookup import Blocks, Hit
@@ -19,6 +19,9 @@ from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Loaded
 from kvproof.spec.rules.hits import hit_limit
 from kvproof.spec.tracer import State, length_of
 from kvproof.spec.view import NULL
+
+FEWEST_SWEPT = 1 << 16
+"""Up to so many prefixes are remembered without asking which of them anybody still has."""
 
 
 class Report:
@@ -36,6 +39,7 @@ class Report:
         self._looked_up: dict[str, tuple[int, bool]] = {}
         self._estimates: list[Estimate] = []
         self._known: dict[State, Sequence[State]] = {}
+        self._sweep_at = FEWEST_SWEPT
 
     # -- prefixes -----------------------------------------------------------------------------------------------------
 
@@ -47,6 +51,26 @@ class Report:
             if self._known.get(state) is request.states:
                 break
             self._known.setdefault(state, request.states)
+
+    def tidy(self, requests: Iterable[Request]) -> None:
+        """Forget the prefixes that neither these requests have nor any key names, once that is worth a look at all of
+        them: what is remembered stays in proportion to what is live and cached."""
+        if len(self._known) < self._sweep_at:
+            return
+        kept: dict[State, Sequence[State]] = {}
+        for request in requests:
+            for state in request.states:
+                kept.setdefault(state, request.states)
+        for _, state in self.pool.index:
+            if state not in kept and state in self._known:
+                kept[state] = self._known[state]
+        self._known = kept
+        self._sweep_at = max(FEWEST_SWEPT, 2 * len(kept))
+
+    def forget(self, request: Request) -> None:
+        """The request has ended: what was said of it is of no use any more."""
+        self.offered.pop(request.name, None)
+        self._looked_up.pop(request.name, None)
 
     def prefix(self, state: State) -> Sequence[State] | None:
         """The states that lead to ``state``, or ``None`` for a prefix that nobody submitted."""

@@ -58,6 +58,8 @@ class Request:
     states: list[State] = field(default_factory=lambda: [EMPTY])
     status: Status = Status.WAITING
     computed: int = 0
+    highest: int = 0
+    """The most that was computed at the end of any step, whatever was lost since."""
     admitted: bool = False
     """Whether blocks for its first forward have been allocated since it last waited without any."""
     tables: list[list[int]] = field(default_factory=list)

@@ -70,6 +70,7 @@ class Scheduler:
             if request in queue:
                 queue.remove(request)
         self.store.distrusted.discard(request.name)
+        self.report.forget(request)
 
     def preempt(self, request: Request) -> None:
         """The request loses its blocks and waits again, first in line. What it keyed may still be there then."""
@@ -122,7 +123,11 @@ class Scheduler:
             budget -= used
 
     def _advance(self, request: Request, budget: int, step: Step, drafter: Drafter) -> int:
-        """Schedule a running request. Returns how many tokens it was given."""
+        """Schedule a running request. Returns how many tokens it was given.
+
+        Drafts are optional: where they find no room the request goes on without them, before anybody, itself included,
+        gives up anything for it.
+        """
         start = request.computed
         drafts: tuple[int, ...] = ()
         if start < request.prefill_end:
@@ -136,10 +141,12 @@ class Scheduler:
             return 0
         target = Target(chunk.end, start, drafts=len(drafts), checkpoint=chunk.checkpoint)
         while not self._allocate(request, target, step):
-            if not self._make_room(request):
+            if drafts:
+                drafts, target = (), Target(start + 1, start)
+            elif not self._make_room(request):
                 return 0
         self._schedule(request, target, drafts, step)
-        return chunk.end - start
+        return target.end - start
 
     def _admit(self, request: Request, budget: int, step: Step) -> int | None:
         """Let a waiting request in, if it fits. Returns how many tokens it was given (0: it waits for a load)."""

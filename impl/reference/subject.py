@@ -8,17 +8,18 @@ from typing import Protocol
 import torch
 
 from kvproof.impl.reference.batch import Model
-from kvproof.impl.reference.engine import STALL_AFTER, Engine
+from kvproof.impl.reference.engine import Engine, crash_of
 from kvproof.impl.reference.null_model import FIRST_OUTPUT, OUTPUTS, NullModel
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.view import ReferenceView
 from kvproof.spec.config import Config, ConfigError
-from kvproof.spec.events import Crash, Drained
+from kvproof.spec.events import Drained
 from kvproof.spec.scenario import Action
 from kvproof.spec.subject import Observer
 from kvproof.spec.tracer import LENGTH_BITS, advance
 
 DRAIN_STEPS = 400
+"""After so many steps a drain goes on only to see whether anything still comes of it, at most four times as long."""
 
 
 class Teacher(Protocol):
@@ -70,7 +71,7 @@ class Driver:
                 return self._submit(action)
             case "step":
                 for _ in range(action.times):
-                    if not engine.scheduler.requests:
+                    if engine.at_rest:
                         break
                     self._step(action.accept)
                 return True
@@ -122,7 +123,9 @@ class Driver:
         engine = self.engine
         try:
             steps = 0
-            while engine.scheduler.requests and steps < DRAIN_STEPS and engine.idle_steps <= STALL_AFTER:
+            while engine.scheduler.requests and not engine.progress.stalled:
+                if steps >= DRAIN_STEPS * (4 if engine.progress.fruitless else 1):
+                    break
                 self._step(())
                 steps += 1
             for name in list(engine.scheduler.requests):
@@ -138,13 +141,8 @@ class Driver:
         self.dead = True
         if self.engine.raised is not None:
             raise self.engine.raised from None
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        place = f"{frame.tb_frame.f_globals.get('__name__', '?')}:{frame.tb_frame.f_code.co_name}" if frame else "?"
-        text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
         try:
-            self.engine._emit(Crash(place, text, ""))
+            self.engine._emit(crash_of(error))
         except BaseException:
             assert self.engine.raised is not None
             raise self.engine.raised from None

@@ -136,7 +136,7 @@ class _Timeline:
                 self.say(f"step {event.index}: {', '.join(self._ran) or 'nothing runs'}{waiting}")
                 self._ran.clear()
             case Stall():
-                self.say(f"stall: {event.request} is first in line and {event.schedules} steps ran nothing")
+                self.say(f"stall: {event.request} is first in line and {event.schedules} steps brought nothing forward")
             case Crash():
                 self.say(f"crash in {event.location}: {event.error}")
             case _:

@@ -118,8 +118,7 @@ def run_workers(
 def _start(count: int, search: SearchOne, tallies: list[Tally]) -> dict[int, tuple[Connection, BaseProcess]]:
     """The workers that were started, by number: all, or those before an interrupt or before one that can't be."""
     context = multiprocessing.get_context("fork")
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     workers: dict[int, tuple[Connection, BaseProcess]] = {}
     # Until a child knows what to do with an interrupt it must not see one.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
@@ -212,5 +211,13 @@ def _child(number: int, search: SearchOne, sender: Connection) -> None:
         send("error", f"worker {number} failed: {text}")
     finally:
         sender.close()
-        sys.stdout.flush()
+        _flush()
         os._exit(0)
+
+
+def _flush() -> None:
+    """What is in the buffers must not be written once more by a worker; what nobody can write is no matter here."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()
