@@ -7,14 +7,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import io
 import math
 import os
 import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -24,6 +23,7 @@ import typer
 from kvproof import subjects
 from kvproof.errors import INTERRUPTED, USAGE, UsageError, explain, one_line, require_file, require_folder, stop
 from kvproof.report import Report
+from kvproof.streams import finish, prepare, say, write
 
 app = typer.Typer(
     help="Hold hybrid prefix caches to their specification: prove its rules, fuzz real releases, replay what is found.",
@@ -83,7 +83,7 @@ ReportFolder = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"kvproof {importlib.metadata.version('kvproof')}")
+        write(f"kvproof {importlib.metadata.version('kvproof')}\n")
         raise typer.Exit
 
 
@@ -114,7 +114,7 @@ def verify(
 ) -> int:
     """Prove the rules and fuzz the newest supported release: one table, report files, an exit code."""
     from kvproof import fuzzing
-    from kvproof.table import say, show
+    from kvproof.table import show
     from kvproof.verify import SUBJECT
     from kvproof.verify import verify as run
 
@@ -136,7 +136,7 @@ def prove(
 ) -> int:
     """Prove the rules for all sizes, with two solvers, and show that old faults are caught."""
     from kvproof import proofs
-    from kvproof.table import say, show
+    from kvproof.table import show
 
     if out is not None:
         require_folder(out, "proofs")
@@ -172,7 +172,7 @@ def fuzz(
     import msgspec
 
     from kvproof import fuzzing
-    from kvproof.table import say, show
+    from kvproof.table import show
 
     target = subjects.parse(subject)
     require_folder(out, "findings")
@@ -199,14 +199,18 @@ def replay(
 ) -> int:
     """Run a scenario again. Exit code 1 if the finding that the file names is there, or a new one."""
     from kvproof import replaying
-    from kvproof.table import say, show, write
+    from kvproof.table import show
 
     target = subjects.parse(on)
     _require_reports("replay", report_folder)
     report = Report("replay", target.text)
     text = replaying.replay(report, scenario, target, known, say)
-    write(text.rstrip() + "\n\n")
-    return _finish(report, report_folder, show)
+
+    def show_both(report: Report) -> None:
+        write(text.rstrip() + "\n\n")
+        show(report)
+
+    return _finish(report, report_folder, show_both)
 
 
 @app.command()
@@ -227,7 +231,7 @@ def mutants(
     Exit code 1 if one survives; 3 if a checker objects to the healthy engine.
     """
     from kvproof import mutating
-    from kvproof.table import say, show
+    from kvproof.table import show
 
     _require_reports("mutants", report_folder)
     report = Report("mutants")
@@ -252,7 +256,6 @@ def export(
 ) -> int:
     """Turn a scenario into a test that needs only vLLM and pytest, or into text."""
     from kvproof import engines, scenario_file
-    from kvproof.table import write
 
     loaded = scenario_file.load(scenario)
     note = loaded.finding
@@ -318,7 +321,7 @@ def _noting(report: Report) -> Iterator[None]:
         yield
     except UsageError as error:
         report.problem = "; ".join(filter(None, [report.problem, str(error)]))
-    except OSError as error:
+    except OSError as error:  # unbuffered, standard output refuses even the nothing that the table's library writes
         report.problem = report.problem or f"can't write to standard output: {error.strerror or error}"
 
 
@@ -336,7 +339,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _complain(message: str) -> None:
-    print(f"kvproof: error: {message}", file=sys.stderr, flush=True)
+    say(f"kvproof: error: {message}")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -365,23 +368,26 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> NoReturn:
-    """Entry point of the ``kvproof`` script."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what a terminal can't show must not end a run
-    # A polite end (a CI server's time limit) keeps what was found, as Ctrl-C does. A shell that started this in the
-    # background made it ignore interrupts; asked for one, it must stop all the same.
-    for number in _STOPS:
-        signal.signal(number, stop)
+    """Entry point of the ``kvproof`` script, once :mod:`kvproof.__main__` has imported this."""
+    prepare()
     sys.unraisablehook = _raise_again
-    code = run()
-    for number in _STOPS:
-        signal.signal(number, signal.SIG_IGN)  # all is said and done: what is left is the interpreter's own end
+    code = INTERRUPTED
     try:
-        sys.stdout.flush()
-    except OSError:  # a full disk, of which has been told: the interpreter must not tell again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A polite end (a CI server's time limit) keeps what was found, as Ctrl-C does. A shell that started this in the
+        # background made it ignore interrupts; asked for one, it must stop all the same.
+        _on_stops(stop)
+        code = run()
+        _on_stops(signal.SIG_IGN)  # all is said and done: what is left is the interpreter's own end
+    except KeyboardInterrupt:  # amid these very lines, or a second one while something was said about the first
+        _on_stops(signal.SIG_IGN)
+        _complain("interrupted")
+    finish()
     sys.exit(code)
+
+
+def _on_stops(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    for number in _STOPS:
+        signal.signal(number, handler)
 
 
 def _raise_again(lost: Any) -> None:

@@ -68,9 +68,7 @@ def run(
     kept = MUTANTS if planted_ones is None else tuple(planted_ones)
     wrong_rules = {claim.id for claim in CLAIMS if claim.mutant_of} if planted_ones is None else set()
     modules = _rule_modules() if options.rules else {}
-    unknown = set(options.only) - {mutant.id for mutant in kept} - wrong_rules - modules.keys()
-    if unknown:
-        raise UsageError(f"no mutant is called {min(unknown)}: kvproof mutants without --only shows them all")
+    _require_known(set(options.only) - {mutant.id for mutant in kept} - wrong_rules - modules.keys())
     if options.only:
         kept = tuple(mutant for mutant in kept if mutant.id in options.only)
         wrong_rules &= set(options.only)
@@ -85,6 +83,14 @@ def run(
             _operators(report, modules, progress)
     except KeyboardInterrupt:
         report.interrupted = True
+
+
+def _require_known(left: set[str]) -> None:
+    """Refuse names that nothing has, or only a module of rules, whose operators were not asked for."""
+    if unknown := left - (_rule_modules().keys() if left else set()):
+        raise UsageError(f"no mutant is called {min(unknown)!r}: kvproof mutants without --only shows them all")
+    if left:
+        raise UsageError(f"{min(left)!r} is a module of rules: give --rules, too, to change its operators")
 
 
 def _add(report: Report, *rows: Row) -> None:

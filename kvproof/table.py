@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from rich.text import Text
 from kvproof.proofs import SOLVERS
 from kvproof.report import Report, Row
 from kvproof.spec.scenario import ActionKind
+from kvproof.streams import write
 
 _STYLES: Final = {
     "pass": "green",
@@ -30,21 +30,6 @@ _STYLES: Final = {
 _GONE: Final = "bold yellow"
 _WIDTH_WITHOUT_TERMINAL: Final = 100
 _WIDTH_OF_NAMES: Final = 40
-
-
-def say(line: str) -> None:
-    """Progress: one line on standard error, apart from the results."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def write(text: str) -> None:
-    """Results: ``text`` as it is, on standard output. A reader that stopped reading changes no verdict."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes again on exit, which must not fail then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(report: Report, *, brief: bool = False) -> None:

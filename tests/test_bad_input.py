@@ -259,7 +259,7 @@ def test_standard_output_that_is_full_costs_neither_the_exit_code_nor_a_trace(tm
             text=True,
         )
     assert done.returncode == 2
-    assert done.stderr == "kvproof: error: can't write: No space left on device: free some room\n"
+    assert done.stderr == "kvproof: error: can't write to standard output: No space left on device\n"
 
 
 def test_findings_count_where_standard_output_is_full(fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> None:

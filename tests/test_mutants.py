@@ -106,7 +106,14 @@ def test_the_fuzzer_stops_at_its_first_finding() -> None:
 
 def test_an_unknown_mutant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["mutants", "--only", "no-such-thing"]) == 2
-    assert capsys.readouterr().err.startswith("kvproof: error: no mutant is called no-such-thing: ")
+    assert capsys.readouterr().err.startswith("kvproof: error: no mutant is called 'no-such-thing': ")
+
+
+def test_a_module_of_rules_without_its_operators_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["mutants", "--only", "chunk"]) == 2
+    assert capsys.readouterr().err.startswith("kvproof: error: 'chunk' is a module of rules: give --rules, too")
+    assert cli.run(["mutants", "--only", "chunk", "--only", ""]) == 2
+    assert capsys.readouterr().err.startswith("kvproof: error: no mutant is called '': ")
 
 
 def test_the_workload_is_fixed_and_possible() -> None:
