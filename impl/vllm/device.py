@@ -20,7 +20,7 @@ columns) and the convolution buffer (in the first column only, where a shift sel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,10 @@ class WorkerRequest:
     """Tokens known when the request was (re)admitted: up to there its rows are prefill rows."""
     state_column: int | None = None
     accepted: int = 1
+    done: int = 0
+    """How many of its tokens' states and keys are on the device: less than ``computed`` where rows were left out."""
+    fresh: bool = True
+    """Whether it has not run since it was (re)admitted: what it reads then was written for others."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,13 @@ class Device:
         loads: Sequence[Load],
         owners: Callable[[int, str], set[str]],
         foreign_keys: Callable[[int], Sequence[State]],
+        only: Collection[str] | None = None,
     ) -> tuple[dict[str, Sampled], list[Forward]]:
         """Run one scheduler output. Returns what was sampled and what was read and written, per request.
+
+        ``only`` these requests' rows are run, if given, and of what they attend to only what others may have written is
+        looked at. The rows left out must be such that :meth:`catch_up` can make up for them later: one known token,
+        no new block, no drafts.
 
         ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block, writer)`` and
         ``foreign_keys(block)`` let the writes be judged: whose tables hold the block, and which of its keys its content
@@ -138,20 +147,21 @@ class Device:
                 self.attention[block] = [None] * len(self.attention[block])
             self.dirty.add(block)
         self._copy(output.kv_cache_block_copies or ())
-        rows = self._rows(output, states_of)
+        rows = self._rows(output, states_of, only)
         for load in loads:
             self.load(load)
         for row in rows:
             self._move_state(row)
         for row in rows:
             self._write_attention(row)
-        reads = {row.worker.name: tuple(self._reads(row)) for row in rows}
+        reads = {row.worker.name: tuple(self._reads(row, only is None or row.worker.fresh)) for row in rows}
         written: dict[str, list[tuple[int, int, int, State | None]]] = {row.worker.name: [] for row in rows}
         for row in rows:
             written[row.worker.name] += self._write_mamba(row)
         for row in rows:
             row.sampled = sampler(row.worker.name, row.known_end, row.drafts, row.known_end >= len(row.states) - 1)
             written[row.worker.name] += self._after_sampling(row)
+            row.worker.done, row.worker.fresh = row.known_end + row.sampled.accepted_drafts, False
         forwards = []
         for row in rows:
             name = row.worker.name
@@ -168,6 +178,18 @@ class Device:
                 )
             )
         return {row.worker.name: row.sampled for row in rows if row.sampled is not None}, forwards
+
+    def catch_up(self, name: str, end: int, states: Sequence[State]) -> None:
+        """Run the rows of a request that were left out, up to ``end`` tokens, as one."""
+        worker = self.workers[name]
+        if worker.done >= end:
+            return
+        row = _Row(worker, worker.done, end - worker.done, [], states, [])
+        worker.accepted = 1
+        self._move_state(row)
+        self._write_attention(row)
+        self._write_mamba(row)
+        worker.done = end
 
     def load(self, load: Load) -> None:
         """External tokens arrive: attention blocks get their tokens, recurrent groups the state at the end."""
@@ -194,25 +216,34 @@ class Device:
             if name in self.workers:
                 self.workers[name].state_column = None
 
-    def _rows(self, output: Any, states_of: Callable[[str], Sequence[State]]) -> list[_Row]:
+    def _rows(
+        self, output: Any, states_of: Callable[[str], Sequence[State]], only: Collection[str] | None
+    ) -> list[_Row]:
         for new in output.scheduled_new_reqs:
-            known = len(states_of(new.req_id)) - 1
+            known, computed = len(states_of(new.req_id)) - 1, new.num_computed_tokens
             self.workers[new.req_id] = WorkerRequest(
-                new.req_id, [list(ids) for ids in new.block_ids], new.num_computed_tokens, known
+                new.req_id, [list(ids) for ids in new.block_ids], computed, known, done=computed
             )
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
+            if only is not None and name not in only:
+                continue
             worker, fresh = self.workers[name], cached.new_block_ids[i]
             worker.computed = cached.num_computed_tokens[i]
             if name in cached.resumed_req_ids:
                 worker.tables = [list(ids) for ids in fresh]
                 worker.state_column, worker.accepted = None, 1
                 worker.prefill = len(states_of(name)) - 1
+                worker.done, worker.fresh = worker.computed, True
             elif fresh is not None:
                 for table, ids in zip(worker.tables, fresh, strict=True):
                     table.extend(ids)
+            if only is not None:
+                self.catch_up(name, worker.computed, states_of(name))
         rows = []
         for name, tokens in output.num_scheduled_tokens.items():
+            if only is not None and name not in only:
+                continue
             drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
             states = states_of(name)
             worker = self.workers[name]
@@ -308,7 +339,7 @@ class Device:
                 self._set_mamba(target, temporal, self._shifted(self._block(row, group, before), target, shift))
         worker.accepted = 1
 
-    def _reads(self, row: _Row) -> list[Read]:
+    def _reads(self, row: _Row, attention: bool) -> list[Read]:
         reads = []
         for group in self._mamba_groups:
             if row.start == 0:
@@ -319,8 +350,8 @@ class Device:
             block = self._block(row, group, slot)
             ok = temporal == expected and window == expected
             reads.append(Read(row.worker.name, group, True, row.start, expected, temporal, window, slot, block, ok))
-        for group in self._attention_groups:
-            reads.append(self._attention_read(row, group))
+        if attention:
+            reads += [self._attention_read(row, group) for group in self._attention_groups]
         return reads
 
     def _attention_read(self, row: _Row, group: int) -> Read:

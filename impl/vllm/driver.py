@@ -7,11 +7,8 @@ evicted.
 
 from __future__ import annotations
 
-import linecache
 import time
-import traceback
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from kvproof.impl.vllm.cacheview import CacheView, RequestLog
@@ -19,6 +16,7 @@ from kvproof.impl.vllm.configuration import draft_token_ids, make_request, make_
 from kvproof.impl.vllm.connector import Store, make_connector_class
 from kvproof.impl.vllm.device import CheckpointRule, Device, Sampled
 from kvproof.impl.vllm.drift import load
+from kvproof.impl.vllm.frames import innermost
 from kvproof.impl.vllm.requests import key_lookahead
 from kvproof.impl.vllm.watch import Watch
 from kvproof.spec.config import Config
@@ -310,7 +308,7 @@ class Driver:
 
     def _crash(self, error: Exception) -> None:
         self.dead = True
-        location, line = _innermost(error.__traceback__)
+        location, line = innermost(error.__traceback__)
         text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
         try:
             self._emit(Crash(location, text, line))
@@ -328,12 +326,3 @@ def _malformed(output: Any) -> str:
         if tokens <= drafts:
             return f"more drafts than tokens ({drafts}, {tokens})"
     return ""
-
-
-def _innermost(trace: TracebackType | None) -> tuple[str, str]:
-    """The deepest frame inside vLLM: ``module:function`` and its source line. Falls back to the deepest frame."""
-    frames = [(f, line) for f, line in traceback.walk_tb(trace)]
-    inside = [item for item in frames if str(item[0].f_globals.get("__name__", "")).startswith("vllm.")]
-    frame, line = (inside or frames)[-1]
-    source = linecache.getline(frame.f_code.co_filename, line).strip()
-    return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_name}", source

@@ -42,12 +42,15 @@ class Watch:
         self._taken: list[int] = []
         self._touched: list[int] = []
         self._lookup: dict[str, Lookup] = {}
+        self._install()
+
+    def _install(self) -> None:
         self._wrap(self.manager, "get_computed_blocks", self._get_computed_blocks)
         self._wrap(self.manager, "get_computed_blocks_for_connector", self._get_computed_blocks_for_connector)
         self._wrap(self.manager, "truncate_computed_blocks", self._truncate)
         self._wrap(self.manager, "allocate_slots", self._allocate_slots)
         self._wrap(self.coordinator, "get_num_blocks_to_allocate", self._estimate)
-        self._wrap(scheduler, "_mamba_block_aligned_split", self._split)
+        self._wrap(self.scheduler, "_mamba_block_aligned_split", self._split)
         for group, manager in enumerate(self.coordinator.single_type_managers):
             self._wrap(manager, "get_num_blocks_to_allocate", self._group_estimate, group, manager)
             self._wrap(manager, "add_local_computed_blocks", self._count, self._touched, group)
@@ -67,7 +70,7 @@ class Watch:
         longest = request.num_tokens - 1
         event = Lookup(
             request=name,
-            states=tuple(self.view.sequences[name].states),
+            states=tuple(self.view.states_of(request)),
             tokens=tokens,
             limit=longest if limit is None else min(limit, longest),
             blocks=_ids(blocks.blocks),
@@ -163,7 +166,8 @@ class Watch:
                 total=total,
                 evictable=sum(b.ref_cnt == 0 and not b.is_null for b in hits[_passed(manager, computed) :]),
                 deferred=recurrent and total > self.view.num_blocks,
-                partial=(len(hits) > 0 and local % manager.block_size != 0) or request in manager._partial_hit_reqs,
+                partial=(len(hits) > 0 and local % manager.block_size != 0)
+                or request in getattr(manager, "_partial_hit_reqs", ()),
                 checkpoint=recurrent and self.config.checkpoint_blocks > 0 and (dry or due),
                 first=request not in getattr(manager, "_allocated_block_reqs", ()),
                 held=held,
@@ -189,6 +193,7 @@ class Watch:
             groups=tuple(self._groups),
             free=self.view.free_count(),
             changed=changed,
+            main=kwargs.get("num_tokens_main_model", 0),
         )
         self._estimates.append(event)
         self.emit(event)

@@ -1,0 +1,164 @@
+"""Turning assertions on: from here on every cache manager and scheduler that vLLM builds is watched.
+
+Two constructors are wrapped, ``KVCacheManager`` and ``Scheduler``; everything else is wrapped on the objects that they
+build. Without :func:`install` nothing of vLLM is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvproof.impl.vllm.drift import load, release
+from kvproof.impl.vllm.live.derive import Engine, Unsupported, engine_of
+from kvproof.impl.vllm.live.engine import Watched
+from kvproof.impl.vllm.live.lookups import Lookups
+from kvproof.impl.vllm.live.report import Reported, describe
+from kvproof.impl.vllm.live.why import Miss, never_hits
+from kvproof.impl.vllm.subject import checkpoint_rule
+from kvproof.invariants.monitor import InvariantBroken
+from kvproof.spec.finding import Violation
+
+logger = logging.getLogger("kvproof")
+
+Mode = Literal["touched", "full"]
+Reaction = Literal["raise", "log", "dump"]
+OnFinding = Callable[[Reported], None]
+OnMiss = Callable[[Miss], None]
+
+
+@dataclass
+class Installed:
+    """What is being watched, and what came of it so far.
+
+    ``evaluations`` counts by invariant how often something was judged, over all engines of this process.
+    ``not_applicable`` has the families and ids that some engine here could not show, with the reason; ``errors`` what
+    went wrong in kvproof itself (the engine it happened in is judged no more); ``unwatched`` why an engine was left
+    alone.
+    """
+
+    mode: Mode
+    reaction: Reaction
+    known: Collection[tuple[str, str]] = ()
+    on_finding: OnFinding | None = None
+    on_miss: OnMiss | None = None
+    on_warning: Callable[[str], None] | None = None
+    findings: list[Reported] = field(default_factory=list)
+    evaluations: Counter[str] = field(default_factory=Counter)
+    not_applicable: dict[str, str] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    unwatched: Counter[str] = field(default_factory=Counter)
+    engines: int = 0
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def uninstall(self) -> None:
+        """Let vLLM build its objects as before. Engines that exist already stay under watch."""
+        while self._undo:
+            self._undo.pop()()
+
+    # -- what the constructors call -----------------------------------------------------------------------------------
+
+    def built_manager(self, manager: Any) -> None:
+        try:
+            engine = engine_of(manager)
+            lookups = Lookups(manager, self.on_miss) if self.on_miss is not None else None
+            lean = self.mode == "touched"
+            watched = Watched(manager, engine, self._broken, lean, self.evaluations, lookups)
+        except Unsupported as reason:
+            self.unwatched[str(reason)] += 1
+            return
+        except Exception as error:
+            self._failed(error)
+            return
+        manager._kvproof = watched
+
+    def built_scheduler(self, scheduler: Any) -> None:
+        watched = getattr(getattr(scheduler, "kv_cache_manager", None), "_kvproof", None)
+        if watched is None:
+            return
+        try:
+            engine = engine_of(watched.manager, scheduler)
+            watched.adopt(scheduler, engine, _rule(engine))
+        except Exception as error:
+            watched.detach()
+            if isinstance(error, Unsupported):
+                self.unwatched[str(error)] += 1
+            else:
+                self._failed(error)
+            return
+        self.engines += 1
+        never = never_hits(watched.manager)
+        if never is not None and self.on_warning is not None:
+            self.on_warning(never)
+        for name, why in engine.lacking.items():
+            self.not_applicable.setdefault(name, why)
+        watched.judge.on_error = self._note_error
+
+    def _failed(self, error: Exception) -> None:
+        self._note_error(f"{type(error).__name__}: {error}")
+
+    def _note_error(self, text: str) -> None:
+        self.errors.append(text)
+        logger.error("kvproof: an error in the assertions themselves; this engine is judged no more: %s", text)
+
+    def _broken(self, watched: Watched, violation: Violation) -> None:
+        found = describe(watched, violation, violation.identity in self.known)
+        self.findings.append(found)
+        if self.on_finding is not None:
+            self.on_finding(found)
+        if self.reaction == "raise" and not found.known:
+            raise InvariantBroken(violation)
+
+
+def _rule(engine: Engine) -> Any:
+    config = engine.config
+    if not config.checkpoint_blocks or not engine.contents:
+        return None
+    if release().version < (0, 30):
+        engine.contents = False
+        engine.lacking["SLOT"] = "before 0.30 checkpoints are exported in one model only"
+        return None
+    return checkpoint_rule(config, config.eagle)
+
+
+def install(
+    mode: Mode = "touched",
+    reaction: Reaction = "log",
+    known: Collection[tuple[str, str]] = (),
+    on_finding: OnFinding | None = None,
+    on_miss: OnMiss | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> Installed:
+    """Watch every cache manager and scheduler that is built from now on. Imports vLLM's core if it is not yet.
+
+    ``reaction`` is what a violation does: ``raise`` lets :class:`kvproof.invariants.monitor.InvariantBroken` out of the
+    call that broke the rule, the others only hand it to ``on_finding``. Identities (invariant, cause) in ``known`` are
+    reported as known and never raise. ``on_miss`` is told of lookups that end short, ``on_warning`` of an engine that
+    can never hit.
+    """
+    installed = Installed(mode, reaction, known, on_finding, on_miss, on_warning)
+    manager = load("vllm.v1.core.kv_cache_manager").KVCacheManager
+    scheduler = load("vllm.v1.core.sched.scheduler").Scheduler
+    _after_init(manager, installed.built_manager, installed._undo)
+    _after_init(scheduler, installed.built_scheduler, installed._undo)
+    return installed
+
+
+def _after_init(cls: Any, then: Callable[[Any], None], undo: list[Callable[[], None]]) -> None:
+    original = cls.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        then(self)
+
+    init.__wrapped__ = original  # type: ignore[attr-defined]  # its signature is still asked for
+    cls.__init__ = init
+    undo.append(lambda: setattr(cls, "__init__", original))
+
+
+def not_applicable(found: Mapping[str, str], invariant: str) -> str | None:
+    """Why an invariant can't be judged, by its id or its family."""
+    return found.get(invariant, found.get(invariant.partition(".")[0]))

@@ -1,0 +1,145 @@
+"""A whole vLLM on the CPU: nothing is wrong with its cache, and what is made wrong with it is noticed.
+
+They need an interpreter whose vLLM can run models (``bench/e2e.py`` says how to set one up) and are skipped in others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvproof.impl.vllm.e2e.compare import Plain, Spoiler, compare, control, importable, swap, workload, zero
+from kvproof.impl.vllm.e2e.engine import Answer, Engine
+from kvproof.impl.vllm.e2e.models import MODELS
+
+BENCH = Path(__file__).parent.parent / "bench" / "e2e.py"
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+
+REASON = "this interpreter has no vllm: bench/e2e.py says how to set one up"
+
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason=REASON)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = Engine(MODELS["granite"])
+    yield engine
+    engine.close()
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="this interpreter has a vllm")
+def test_without_a_vllm_the_bench_says_what_is_missing() -> None:
+    done = subprocess.run([sys.executable, BENCH], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "has no vllm" in done.stdout
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.release
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cache_changes_nothing(name: str, tmp_path: Path) -> None:
+    missing = [need for need in MODELS[name].needs if not importable(need)]
+    if missing:
+        pytest.skip(f"{name} needs {', '.join(missing)}, which does not import here")
+    command = [sys.executable, BENCH, "--model", name, "--json", tmp_path / "e2e.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads((tmp_path / "e2e.json").read_text())
+    assert not found["wrong"]
+    assert found["resumed"] > 0.5 * found["requests"]
+    assert found["states"] > 100
+    assert all(noticed["all"] for noticed in found["control"].values())
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.release
+class TestFaults:
+    """Each is made in the running engine; the comparison that a clean run passes must say so."""
+
+    def broken(self, engine: Engine, fault: Callable[[], None], at: int) -> str:
+        """What ``compare`` says of a workload in which ``fault`` happens after so many steps."""
+        steps = 0
+
+        def happen() -> None:
+            nonlocal steps
+            steps += 1
+            if steps == at:
+                fault()
+
+        def run(engine: Engine) -> list[Answer]:
+            engine.after_step.append(happen)
+            try:
+                return workload(engine)
+            finally:
+                engine.after_step.remove(happen)
+
+        wrong = compare(engine, run).wrong
+        assert steps > at
+        return "\n".join(wrong)
+
+    def test_a_resume_reads_the_keyed_state_of_every_group(self, engine: Engine) -> None:
+        """Else a comparison of outputs, or of states, would leave some of them out."""
+        rng = random.Random(2)
+        prompt = [rng.randrange(512) for _ in range(2 * engine.block + 9)]
+        engine.reset()
+        plain = engine.serve("one", prompt, 4)
+        newest = [keyed for keyed in engine.keyed() if len(keyed.prefix) == 2 * engine.block]
+        assert {keyed.group for keyed in newest} == set(engine.groups)
+        again = engine.serve("two", prompt, 4)
+        assert again.cached == 2 * engine.block
+        assert again.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+        for keyed in newest:
+            state = engine.state(keyed.group, keyed.block)
+            engine.write_state(keyed.group, keyed.block, None)
+            assert engine.serve("three", prompt, 4).logprobs != pytest.approx(plain.logprobs, abs=1e-4), keyed.group
+            engine.write_state(keyed.group, keyed.block, state)
+        assert engine.serve("four", prompt, 4).logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+
+    def test_another_prefix_has_another_state(self, engine: Engine) -> None:
+        """Else any state would do."""
+        rng = random.Random(3)
+        prompts = [tuple(rng.randrange(512) for _ in range(engine.block)) for _ in range(2)]
+        plain = Plain(engine)
+        one, other = (plain.states(prompt) for prompt in prompts)
+        for group in engine.groups:
+            for a, b in zip(one[group], other[group], strict=True):
+                assert (a - b).abs().max() > 0.1 * b.abs().max()
+
+    @pytest.mark.parametrize("spoil", [zero, swap])
+    def test_spoiled_states_are_noticed(self, engine: Engine, spoil: Spoiler) -> None:
+        noticed = control(engine, spoil)
+        assert noticed.all, noticed
+
+    def test_a_control_that_spoils_nothing_notices_nothing(self, engine: Engine) -> None:
+        noticed = control(engine, lambda engine, one, other: None)
+        assert noticed.resumed
+        assert not noticed.by_answers
+        assert not noticed.by_states
+
+    def test_a_state_that_is_overwritten_while_it_is_keyed_is_noticed(self, engine: Engine) -> None:
+        def overwrite() -> None:
+            for keyed in engine.keyed():
+                engine.write_state(keyed.group, keyed.block, None)
+
+        said = self.broken(engine, overwrite, at=40)
+        assert "is another token without a cache" in said
+        assert "differs from it by" in said
+
+    def test_keys_that_name_each_others_blocks_are_noticed(self, engine: Engine) -> None:
+        def exchange() -> None:
+            keys = engine.pool.cached_block_hash_to_block._cache
+            for group in engine.groups:
+                of_group = [key for key in keys if int.from_bytes(key[-4:], "big") == group]
+                first, last = of_group[0], of_group[-1]
+                keys[first], keys[last] = keys[last], keys[first]
+
+        assert "differs from it by" in self.broken(engine, exchange, at=40)
