@@ -17,6 +17,9 @@ It needs a vLLM that can run models, in an environment of its own. The CPU build
 and vLLM does without them. ``qwen3.5`` is left out there: its code wants torchvision.) On a machine with a GPU the same
 runs unchanged on vLLM's own build: ``pip install vllm==0.32.0`` instead. Nothing else is to be said: vLLM takes the
 device that it was built for, weights are drawn on the CPU and copied, states are compared on the CPU.
+
+With ``KVPROOF=full`` in the environment the same engines are watched by the live assertions, which vLLM loads as its
+plug-in: what they judged is printed, too.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kvproof import plugin
 from kvproof.impl.vllm.e2e.compare import compare, control, importable, swap, workload, zero
 from kvproof.impl.vllm.e2e.engine import Engine
 from kvproof.impl.vllm.e2e.models import MODELS
@@ -54,6 +58,7 @@ def measure(name: str, seed: int) -> dict[str, Any]:
         "kind": engine.model.kind,
         "vllm": engine.version,
         **asdict(result),
+        "assertions": plugin.installed.summary() if plugin.installed is not None else "",
         "control": {which: {**asdict(found), "all": found.all} for which, found in noticed.items()},
     }
 
@@ -106,6 +111,8 @@ def main() -> int:
             print(f"vllm {found['vllm']}, seed {options.seed}\n{HEADER}")
         results.append(found)
         print(row(found), flush=True)
+        if found["assertions"]:
+            print(f"  live assertions: {found['assertions']}")
         for wrong in found["wrong"][:10]:
             print(f"  ! {wrong}")
         right = right and not found["wrong"] and all(control["all"] for control in found["control"].values())

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvproof.impl.vllm.live.judge import Judge
-from kvproof.impl.vllm.live.poolhooks import PoolHooks, wrap
+from kvproof.impl.vllm.live.overlay import Overlay, lasting, wrap
+from kvproof.impl.vllm.live.poolhooks import PoolHooks
 from kvproof.impl.vllm.live.view import LiveView
 from kvproof.impl.vllm.watch import Watch
 from kvproof.spec.config import Config
@@ -47,7 +48,8 @@ class LiveCalls(Watch):
         self.changed = changed
         self.looked_up: Callable[[Any, int], None] | None = None
         self.undo: list[Callable[[], None]] = []
-        self._armed: list[_Kept] = []
+        self._armed = self._hearing = False
+        self._aside = False
         self._arguments = list(inspect.signature(manager.allocate_slots).parameters)[2:]
         self._question = list(inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters)
         super().__init__(config, _Holder(manager, scheduler), view, Offers(), judge.observe)  # type: ignore[arg-type]
@@ -56,17 +58,30 @@ class LiveCalls(Watch):
         undo = self.undo
         wrap(self.manager, "get_computed_blocks", self._live_lookup, undo)
         wrap(self.manager, "get_computed_blocks_for_connector", self._live_lookup_apart, undo)
-        self._replace(self.manager, "allocate_slots", self._allocating)
-        self._replace(self.coordinator, "get_num_blocks_to_allocate", self._estimating)
         scheduler = self.scheduler.real
+        self._groups_laid = [self._group_overlay(*pair) for pair in enumerate(self.coordinator.single_type_managers)]
+        self._lay(self.coordinator, "get_num_blocks_to_allocate", self._estimating)
+        self._lay(self.manager, "allocate_slots", self._allocating)
+        undo.append(self._disarm)
         if scheduler is not None:
             wrap(self.manager, "truncate_computed_blocks", self._live_truncate, undo)
+            wrap(scheduler, "_request_remaining_blocks", self._only_asking, undo)
             if getattr(scheduler, "need_mamba_block_aligned_split", False):
-                self._replace(scheduler, "_mamba_block_aligned_split", self._splitting)
+                self._lay(scheduler, "_mamba_block_aligned_split", self._splitting)
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        setattr(owner, name, make(getattr(owner, name)))
-        self.undo.append(lambda: owner.__dict__.pop(name, None))
+    def _group_overlay(self, group: int, manager: Any) -> Overlay:
+        """One group's manager while blocks are asked for and taken: answers are noted, and what is taken counted."""
+        overlay = Overlay(manager)
+        overlay.wrap("get_num_blocks_to_allocate", self._group_asked, group, manager)
+        for name, counter in zip(_COUNTED, (self._touched, self._taken, self._taken), strict=True):
+            overlay.wrap(name, self._count, counter, group)
+        return overlay
+
+    def _lay(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        overlay = lasting(owner)
+        overlay.lay(name, make)
+        overlay.on()
+        self.undo.append(lambda: overlay.remove(name))
 
     def forget(self, request: str) -> None:
         self._lookup.pop(request, None)
@@ -87,6 +102,7 @@ class LiveCalls(Watch):
     def _lookup_done(self, request: Any, answer: Any, limit: int | None, joint: bool) -> None:
         if answer[1] and len(answer[0].blocks) != len(self.config.groups):
             return
+        self.hooks.who = request.request_id
         if answer[1]:
             self._found(request, answer[0], answer[1], joint, not joint and bool(answer[3]), limit)
         if self.looked_up is not None and joint:
@@ -104,13 +120,9 @@ class LiveCalls(Watch):
 
         def split(request: Any, offered: int, local: int = 0, external: int = 0) -> int:
             granted = int(original(request, offered, local, external))
-            # One token at a time is decoding, as a rule: whether it still is prefill takes a second look.
-            if (
-                offered != 1
-                or not lean
-                or request.num_computed_tokens < request.num_prompt_tokens
-                or (request.num_computed_tokens < request.num_tokens - 1)
-            ):
+            # One token at a time is decoding, unless the prompt is not through or output is replayed.
+            prompt = request.num_computed_tokens < request.num_prompt_tokens
+            if offered != 1 or prompt or request.num_preemptions or not lean:
                 self.judge.guard(self._split_done, request, offered, local, external, granted)
             return granted
 
@@ -121,22 +133,23 @@ class LiveCalls(Watch):
 
     # -- estimates and allocations ------------------------------------------------------------------------------------
 
-    def _estimating(self, original: Any) -> Callable[..., int]:
-        lean = self.lean
+    def _estimating(self, original: Any) -> Callable[..., Any]:
+        everything, asked = not self.lean, self._asked
 
-        def estimate(*args: Any, **kwargs: Any) -> int:
-            total = int(original(*args, **kwargs))
-            if total or not lean:
-                self.judge.guard(self._asked, original, args, kwargs, total)
+        def estimate(*args: Any, **kwargs: Any) -> Any:
+            total = original(*args, **kwargs)
+            if total or everything:
+                self.judge.guard(asked, original, args, kwargs, total)
             return total
 
         return estimate
 
     def _asked(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], total: int) -> None:
         """Put the question that was just answered again, and listen to each group's part."""
-        if self.hooks.inside < 1:
-            return  # somebody asks by hand: nothing comes of it
+        if self.hooks.inside < 1 or self._aside:
+            return  # nothing will come of it
         question = {**dict(zip(self._question, args, strict=False)), **kwargs}
+        self.hooks.who = question["request_id"]
         self._arm()
         with self._undisturbed(), self._listening():
             if not question.get("apply_admission_cap", False) and not self.lean:
@@ -150,51 +163,57 @@ class LiveCalls(Watch):
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """While the question is put again each group's answer is noted."""
-        kept = [_Kept(manager, "get_num_blocks_to_allocate") for manager in self.coordinator.single_type_managers]
-        for group, manager in enumerate(self.coordinator.single_type_managers):
-            self._wrap(manager, "get_num_blocks_to_allocate", self._group_estimate, group, manager)
+        self._hearing = True
         try:
             yield
         finally:
-            for method in kept:
-                method.restore()
+            self._hearing = False
+
+    def _group_asked(self, original: Any, group: int, manager: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._hearing:
+            return original(*args, **kwargs)
+        return self._group_estimate(original, group, manager, *args, **kwargs)
+
+    def _only_asking(self, original: Any, *args: Any) -> Any:
+        """The scheduler wants to know what a request still needs, and takes nothing."""
+        self._aside = True
+        try:
+            return original(*args)
+        finally:
+            self._aside = False
 
     def _arm(self) -> None:
         """Blocks may be taken now: count them by group until the allocation is over."""
-        if self._armed:
-            return
-        for group, manager in enumerate(self.coordinator.single_type_managers):
-            for name, counter in zip(_COUNTED, (self._touched, self._taken, self._taken), strict=True):
-                self._armed.append(_Kept(manager, name))
-                self._wrap(manager, name, self._count, counter, group)
+        if not self._armed:
+            self._armed = True
+            for overlay in self._groups_laid:
+                overlay.on()
 
     def _disarm(self) -> None:
-        while self._armed:
-            self._armed.pop().restore()
+        if self._armed:
+            self._armed = False
+            for overlay in self._groups_laid:
+                overlay.off()
 
     def _allocating(self, original: Any) -> Callable[..., Any]:
         hooks, judge = self.hooks, self.judge
 
         def allocate_slots(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
             before = hooks.changes
-            hooks.inside += 1
-            try:
-                if self._estimates or self._armed:
-                    judge.guard(self._begin)
-                hooks.who = request.request_id
-                answer = original(request, num_new_tokens, *args, **kwargs)
-            finally:
-                hooks.inside -= 1
+            answer = original(request, num_new_tokens, *args, **kwargs)
             if answer is None or self._estimates or hooks.changes != before:
                 judge.guard(self._allocated, request, args, kwargs, answer)
             return answer
 
-        return allocate_slots
+        def allocate_by_hand(request: Any, *args: Any, **kwargs: Any) -> Any:
+            hooks.inside += 1
+            try:
+                return allocate_slots(request, *args, **kwargs)
+            finally:
+                hooks.inside -= 1
 
-    def _begin(self) -> None:
-        self._estimates = []
-        self._disarm()
-        self._reset()
+        # A scheduler's own calls are known to be inside already; this is where a decoding request passes each step.
+        return allocate_slots if self.scheduler.real is not None else allocate_by_hand
 
     def _reset(self) -> None:
         groups = len(self.config.groups)
@@ -202,7 +221,8 @@ class LiveCalls(Watch):
         self._touched[:] = [0] * groups
 
     def _ask(self, original: Any, kwargs: dict[str, Any]) -> tuple[int, Estimate]:
-        if not self._estimates:
+        if not self._estimates or self._estimates[-1].request != kwargs["request_id"]:
+            self._estimates = []
             self._reset()
         return super()._ask(original, kwargs)
 
@@ -218,7 +238,7 @@ class LiveCalls(Watch):
 
     def _allocated(self, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
         name = request.request_id
-        estimates, self._estimates = tuple(self._estimates), []
+        estimates, self._estimates = tuple(one for one in self._estimates if one.request == name), []
         self._disarm()
         self.changed(name)
         given = {**dict(zip(self._arguments, args, strict=False)), **kwargs}
@@ -238,20 +258,6 @@ class LiveCalls(Watch):
         )
         if estimates:
             self.judge.observe(event)
-
-
-class _Kept:
-    """A method as one object has it, to be put back: somebody else may have wrapped it, too."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
-        self.own = owner.__dict__.get(name)
-
-    def restore(self) -> None:
-        if self.own is None:
-            self.owner.__dict__.pop(self.name, None)
-        else:
-            setattr(self.owner, self.name, self.own)
 
 
 class _Holder:

@@ -19,7 +19,8 @@ from kvproof.impl.vllm.live.derive import Engine
 from kvproof.impl.vllm.live.judge import Judge, OnViolation
 from kvproof.impl.vllm.live.lookups import Lookups
 from kvproof.impl.vllm.live.naming import Names
-from kvproof.impl.vllm.live.poolhooks import DUE, PoolHooks, wrap
+from kvproof.impl.vllm.live.overlay import wrap
+from kvproof.impl.vllm.live.poolhooks import DUE, PoolHooks
 from kvproof.impl.vllm.live.story import Story
 from kvproof.impl.vllm.live.view import LiveView
 from kvproof.invariants.monitor import InvariantBroken
@@ -50,8 +51,9 @@ class Watched:
         self.manager, self.engine, self.lean, self.evaluations = manager, engine, lean, evaluations
         self.scheduler: Any = None
         self.lookups = lookups
-        self.history = BlockHistory()
-        self.names = Names(engine.config.hash_unit)
+        self.history: BlockHistory
+        self.names: Names
+        self.history, self.names = self._memory()
         self.hooks = PoolHooks(manager.block_pool, self.names, self.history)
         self.device: Device | None = None
         self.story: Story | None = None
@@ -65,6 +67,16 @@ class Watched:
             wrap(manager, name, self._manager_call, self.undo)
         wrap(manager, "reset_prefix_cache", self._reset, self.undo)
         wrap(manager, "take_kv_cache_block_copies", self._copies_taken, self.undo)
+
+    def _memory(self) -> tuple[Any, Any]:
+        """What remembers a block's past, and what names prefixes."""
+        return BlockHistory(), Names(self.engine.config.hash_unit)
+
+    def _shadow(self, rule: CheckpointRule | None) -> None:
+        """What follows the device, and what tells the story of the engine."""
+        if self.engine.contents:
+            self.device = Device(self.engine.config, rule)
+        self.story = Story(self.engine.config)
 
     def _build(self) -> None:
         config = self.engine.config
@@ -94,6 +106,7 @@ class Watched:
         request = args[0] if args else next(iter(kwargs.values()), None)
         name = getattr(request, "request_id", request if isinstance(request, str) else None)
         hooks, before = self.hooks, self.hooks.changes
+        hooks.who = name or ""
         hooks.inside += 1
         try:
             answer = original(*args, **kwargs)
@@ -138,9 +151,7 @@ class Watched:
         for undo in self.calls.undo:
             undo()
         self.scheduler, self.engine = scheduler, engine
-        if engine.contents:
-            self.device = Device(engine.config, rule)
-        self.story = Story(engine.config)
+        self._shadow(rule)
         self._build()
         self._outputs: deque[tuple[int, Any, set[str]]] = deque()
         self._prefilling: set[str] = set()
@@ -228,12 +239,12 @@ class Watched:
             visited = set(tokens)
         else:
             visited = {name for name, n in tokens.items() if n > 1}
-            visited |= self._changed & tokens.keys()
-            visited |= self._prefilling & tokens.keys()
+            visited |= {name for name in self._changed | self._prefilling if name in tokens}
             visited.update(new.req_id for new in output.scheduled_new_reqs)
             cached = output.scheduled_cached_reqs
-            visited.update(name for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids)
-            visited |= cached.resumed_req_ids & tokens.keys()
+            if any(cached.new_block_ids):
+                visited.update(name for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids)
+            visited |= {name for name in cached.resumed_req_ids if name in tokens}
         self.view.holdings.follow(self._changed | visited)
         self._outputs.append((self._steps, output, visited))
 
@@ -310,7 +321,7 @@ class Watched:
 
     def _step_over(self, output: Any, answer: Any, alive: dict[str, Any]) -> None:
         requests = self.scheduler.requests
-        gone = alive.keys() - requests.keys()
+        gone = alive.keys() - requests.keys() if len(alive) != len(requests) else set()
         if self.story is not None:
             for name in gone:
                 request = alive[name]
@@ -319,8 +330,7 @@ class Watched:
         self._changed |= gone
         self._catch_up()
         self._settle()
-        running = tuple(request.request_id for request in self.scheduler.running)
-        self.judge.observe(StepEnd(self.history.step, tuple(output.num_scheduled_tokens), running, ()))
+        self.judge.observe(StepEnd(self.history.step, tuple(output.num_scheduled_tokens), (), ()))
         for name in output.finished_req_ids:
             self.names.forget(name)
             self.calls.forget(name)

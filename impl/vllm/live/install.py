@@ -16,6 +16,8 @@ from kvproof.impl.vllm.drift import load, release
 from kvproof.impl.vllm.live.derive import Engine, Unsupported, engine_of
 from kvproof.impl.vllm.live.engine import Watched
 from kvproof.impl.vllm.live.lookups import Lookups
+from kvproof.impl.vllm.live.overlay import lasting
+from kvproof.impl.vllm.live.record import Recorded, RecordTo
 from kvproof.impl.vllm.live.report import Reported, describe
 from kvproof.impl.vllm.live.why import Miss, never_hits
 from kvproof.impl.vllm.subject import checkpoint_rule
@@ -24,7 +26,7 @@ from kvproof.spec.finding import Violation
 
 logger = logging.getLogger("kvproof")
 
-Mode = Literal["touched", "full"]
+Mode = Literal["touched", "full", "record"]
 Reaction = Literal["raise", "log", "dump"]
 OnFinding = Callable[[Reported], None]
 OnMiss = Callable[[Miss], None]
@@ -46,6 +48,7 @@ class Installed:
     on_finding: OnFinding | None = None
     on_miss: OnMiss | None = None
     on_warning: Callable[[str], None] | None = None
+    record: RecordTo | None = None
     findings: list[Reported] = field(default_factory=list)
     evaluations: Counter[str] = field(default_factory=Counter)
     not_applicable: dict[str, str] = field(default_factory=dict)
@@ -59,6 +62,20 @@ class Installed:
         while self._undo:
             self._undo.pop()()
 
+    def summary(self) -> str:
+        """What was judged, in one line."""
+        judged = sum(self.evaluations.values())
+        known = sum(found.known for found in self.findings)
+        parts = [
+            f"{self.engines} engines watched",
+            f"{judged} judgements of {len(self.evaluations)} invariants" if judged else "nothing was judged",
+            f"{len(self.findings) - known} findings" + (f" and {known} known ones" if known else ""),
+        ]
+        parts += [f"{count} left alone: {why}" for why, count in self.unwatched.items()]
+        parts += [f"not applicable: {', '.join(sorted(self.not_applicable))}"] if self.not_applicable else []
+        parts += [f"{len(self.errors)} errors of its own"] if self.errors else []
+        return "; ".join(parts)
+
     # -- what the constructors call -----------------------------------------------------------------------------------
 
     def built_manager(self, manager: Any) -> None:
@@ -66,14 +83,18 @@ class Installed:
             engine = engine_of(manager)
             lookups = Lookups(manager, self.on_miss) if self.on_miss is not None else None
             lean = self.mode == "touched"
-            watched = Watched(manager, engine, self._broken, lean, self.evaluations, lookups)
+            watched = (
+                Watched(manager, engine, self._broken, lean, self.evaluations, lookups)
+                if self.record is None
+                else Recorded(manager, engine, self.record, self._note_error)
+            )
         except Unsupported as reason:
             self.unwatched[str(reason)] += 1
             return
         except Exception as error:
             self._failed(error)
             return
-        manager._kvproof = watched
+        lasting(manager).laid._kvproof = watched  # type: ignore[attr-defined]
 
     def built_scheduler(self, scheduler: Any) -> None:
         watched = getattr(getattr(scheduler, "kv_cache_manager", None), "_kvproof", None)
@@ -131,15 +152,18 @@ def install(
     on_finding: OnFinding | None = None,
     on_miss: OnMiss | None = None,
     on_warning: Callable[[str], None] | None = None,
+    record: RecordTo | None = None,
 ) -> Installed:
     """Watch every cache manager and scheduler that is built from now on. Imports vLLM's core if it is not yet.
 
     ``reaction`` is what a violation does: ``raise`` lets :class:`kvproof.invariants.monitor.InvariantBroken` out of the
     call that broke the rule, the others only hand it to ``on_finding``. Identities (invariant, cause) in ``known`` are
     reported as known and never raise. ``on_miss`` is told of lookups that end short, ``on_warning`` of an engine that
-    can never hit.
+    can never hit. Mode ``record`` judges nothing, and writes what happens to where ``record`` says.
     """
-    installed = Installed(mode, reaction, known, on_finding, on_miss, on_warning)
+    if (mode == "record") != (record is not None):
+        raise ValueError("where to record to belongs to mode record, and to no other")
+    installed = Installed(mode, reaction, known, on_finding, on_miss, on_warning, record)
     manager = load("vllm.v1.core.kv_cache_manager").KVCacheManager
     scheduler = load("vllm.v1.core.sched.scheduler").Scheduler
     _after_init(manager, installed.built_manager, installed._undo)

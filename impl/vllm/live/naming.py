@@ -69,6 +69,7 @@ class Names:
         self.unit = unit
         self.logs: dict[str, Log] = {}
         self._states: dict[bytes, State] = {}
+        self._hashes: dict[State, list[bytes]] = {}
         self._ways: dict[State, Sequence[State]] = {}
         self._limit = SPARE
 
@@ -85,7 +86,10 @@ class Names:
             states = log.states
             for index in range(log.hashed, min(len(hashes), (len(states) - 1) // unit)):
                 state = states[(index + 1) * unit]
-                self._states.setdefault(bytes(hashes[index]), state)
+                name = bytes(hashes[index])
+                if name not in self._states:
+                    self._states[name] = state
+                    self._hashes.setdefault(state, []).append(name)
                 self._ways.setdefault(state, states)
                 log.hashed = index + 1
         return log
@@ -97,6 +101,10 @@ class Names:
     def state(self, raw: bytes) -> State | None:
         """What a key (a hash and the four bytes of a group) stands for."""
         return self._states.get(raw[:-4])
+
+    def hashes(self, state: State) -> Sequence[bytes]:
+        """The cache's names for a prefix: more than one where a hash covers tokens after the boundary, too."""
+        return self._hashes.get(state, ())
 
     def way(self, state: State) -> Sequence[State] | None:
         """The states that lead to ``state``, itself included, or ``None`` for one that nobody had."""
@@ -115,6 +123,9 @@ class Names:
         for log in self.logs.values():
             keep.update(bytes(h) for h in log.request.block_hashes)
         self._states = {name: state for name, state in self._states.items() if name in keep}
-        left = set(self._states.values())
+        self._hashes = {}
+        for name, state in self._states.items():
+            self._hashes.setdefault(state, []).append(name)
+        left = self._hashes.keys()
         self._ways = {state: way for state, way in self._ways.items() if state in left}
         self._limit = 2 * len(self._states) + SPARE

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvproof.impl.vllm.live.blockhistory import BlockHistory
 from kvproof.impl.vllm.live.naming import Names
+from kvproof.impl.vllm.live.overlay import wrap
 from kvproof.spec.view import Holder
 
 DUE = -1
@@ -151,19 +152,3 @@ class PoolHooks:
                 for raw in removed:
                     self.on_key(False, bytes(raw))
         return removed
-
-
-def wrap(owner: Any, name: str, around: Callable[..., Any], undo: list[Callable[[], None]]) -> None:
-    """Let ``around(original, *args, **kwargs)`` answer calls of one object's method; ``undo`` learns how to stop it.
-
-    A method that the release does not have is left alone.
-    """
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-    setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
-
-    def restore() -> None:
-        owner.__dict__.pop(name, None)
-
-    undo.append(restore)

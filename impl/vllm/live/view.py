@@ -7,7 +7,7 @@ looked up in an index, and a block is in the free queue if it has a neighbour th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvproof.impl.vllm.coreview import CoreView
@@ -18,6 +18,31 @@ from kvproof.impl.vllm.live.poolhooks import PoolHooks
 from kvproof.spec.config import Config
 from kvproof.spec.tracer import State, length_of
 from kvproof.spec.view import NULL, Holder, Key, MambaContent, RunningRequest
+
+
+class LookupMap(Mapping[tuple[int, State], Collection[int]]):
+    """The cache's map of keys, asked key by key: a serving cache has more of them than a step could look through."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+        self._cache = view.pool.cached_block_hash_to_block._cache
+
+    def __getitem__(self, key: tuple[int, State]) -> Collection[int]:
+        group, state = key
+        found: set[int] = set()
+        for name in self._view.names.hashes(state):
+            value = self._cache.get(name + group.to_bytes(4, "big"))
+            if value is not None:
+                found.update(value if isinstance(value, dict) else (value.block_id,))
+        if not found:
+            raise KeyError(key)
+        return found
+
+    def __iter__(self) -> Iterator[tuple[int, State]]:
+        return iter(self._view.all_keys())
+
+    def __len__(self) -> int:
+        return len(self._cache)
 
 
 class LiveView(CoreView):
@@ -44,6 +69,13 @@ class LiveView(CoreView):
         if state is None:
             return None
         return Key(int.from_bytes(raw[-4:], "big"), state, length_of(state) if noted is None else noted)
+
+    def lookup_map(self) -> Mapping[tuple[int, State], Collection[int]]:
+        return self.all_keys() if self.whole else LookupMap(self)
+
+    def all_keys(self) -> Mapping[tuple[int, State], Collection[int]]:
+        """The map as a whole."""
+        return super().lookup_map()
 
     def pending(self, block: int) -> bool:
         return block in self.hooks.keyed
