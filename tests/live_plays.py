@@ -47,7 +47,7 @@ def told(watching: Installed) -> list[dict[str, Any]]:
         {
             "identity": list(found.violation.identity),
             "witness": found.violation.witness,
-            "where": dict(found.violation.where),
+            "where": found.where,
             "since": found.since,
             "history": list(found.history),
             "known": found.known,

@@ -66,6 +66,7 @@ def test_a_seed_fault_is_told_while_it_happens(version: str, mode: str, tmp_path
         assert found["lines"][0].startswith(found["identity"][0])
         if found["identity"][0] == "SLOT.key-content":
             assert found["since"]
+            assert found["where"].keys() >= {"block", "slot", "group", "request"}
             assert found["history"]
         _replays(found, version, tmp_path)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvproof.impl.vllm.drift import release
 from kvproof.impl.vllm.live.blockhistory import first_wrong
 from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.tracer import length_of
 
 if TYPE_CHECKING:
     from kvproof.impl.vllm.live.engine import Watched
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 class Reported:
     """A violation seen in a live engine.
 
-    ``step`` counts the engine's schedules. ``since`` names the first write after which it was wrong, where the block's
+    ``where`` is the violation's own, completed by the slot and the request that a wrong key was made for. ``step``
+    counts the engine's schedules. ``since`` names the first write after which it was wrong, where the block's
     history goes back so far; ``history`` is that block's, oldest first. ``finding`` has the scenario; ``replays`` tells
     whether it is whole. It is ``None`` where no scheduler is involved.
     """
@@ -26,16 +28,16 @@ class Reported:
     subject: str
     step: int
     known: bool
+    where: dict[str, str | int] = field(default_factory=dict)
     since: str = ""
     history: tuple[str, ...] = ()
     finding: Finding | None = None
     replays: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """For people, the most important first."""
         broken = self.violation
-        where = ", ".join(f"{name} {value}" for name, value in broken.where)
+        where = ", ".join(f"{name} {value}" for name, value in self.where.items())
         found = [f"{broken.invariant} ({broken.cause}) in step {self.step} of {self.subject}: {broken.witness}"]
         if where:
             found.append(f"  where: {where}")
@@ -58,6 +60,12 @@ def describe(watched: Watched, violation: Violation, known: bool) -> Reported:
             entries = watched.history.of(block)
             wrong = next((entry for key in keys if (entry := first_wrong(entries, key.state)) is not None), None)
             since = wrong.line() if wrong is not None else ""
+            keyed = next((entry for entry in reversed(entries) if entry.what == "keyed" and entry.state), None)
+            group = where.get("group")
+            if keyed is not None and keyed.state is not None and isinstance(group, int):
+                size = watched.view.config.groups[group].block_size
+                where.setdefault("slot", -(-length_of(keyed.state) // size) - 1)
+                where.setdefault("request", keyed.who)
     subject = f"vllm=={release().name}"
     finding = None
     if watched.story is not None:
@@ -69,6 +77,7 @@ def describe(watched: Watched, violation: Violation, known: bool) -> Reported:
         subject=subject,
         step=watched.history.step,
         known=known,
+        where=where,
         since=since,
         history=history,
         finding=finding,
