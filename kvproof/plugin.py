@@ -4,18 +4,23 @@ vLLM calls :func:`register` in each of its processes. Unless ``KVPROOF`` is set 
 and nothing is changed.
 
 ``KVPROOF``
-    ``touched`` judges each step by what it touched, ``full`` everything in every step.
+    ``touched`` judges each step by what it touched, ``full`` everything in every step. ``record`` judges nothing and
+    writes what happens to a file, without a word of any text: ``kvproof trace check`` judges it elsewhere, ``kvproof
+    why`` says which lookups fell short.
 ``KVPROOF_REACTION``
     ``log`` (unless set) says what broke and goes on, ``raise`` stops the engine there, ``dump`` writes the report to a
     file and logs one line.
 ``KVPROOF_DIR``
     where files go; ``kvproof-findings`` in the working directory unless set.
+``KVPROOF_TRACE_MB``
+    how large a recorded trace may become, in 10⁶ bytes; 256 unless set. Then the oldest quarter is dropped.
 
 Whatever is reported is written as a scenario file that ``kvproof replay`` runs, as far as a scenario can tell it.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -33,6 +38,7 @@ logger = logging.getLogger("kvproof")
 MODE: Final = "KVPROOF"
 REACTION: Final = "KVPROOF_REACTION"
 FOLDER: Final = "KVPROOF_DIR"
+TRACE: Final = "KVPROOF_TRACE_MB"
 OFF: Final = ("", "0", "off")
 MISSES_TOLD: Final = 20
 """Short hits of one group kind and rule that are told line by line; the rest is counted."""
@@ -58,12 +64,44 @@ def start(environ: Mapping[str, str]) -> Installed:
     from kvproof.impl.vllm.live import install as live
 
     mode = _choice(environ, MODE, "touched", get_args(live.Mode))
+    if mode == "record":
+        return _record(environ)
     reaction = _choice(environ, REACTION, "log", get_args(live.Reaction))
     teller = Teller(Path(environ.get(FOLDER) or "kvproof-findings"), reaction)
     found = live.install(
         mode, reaction, _known(), teller.finding, teller.miss, lambda text: logger.warning("kvproof: %s", text)
     )
+    atexit.register(lambda: logger.info("kvproof: %s", found.summary()))
     logger.info("kvproof: assertions are on (%s, on a violation: %s, files in %s)", mode, reaction, teller.folder)
+    return found
+
+
+def _record(environ: Mapping[str, str]) -> Installed:
+    """Record instead of judging."""
+    from kvproof.impl.vllm.live import install as live
+    from kvproof.impl.vllm.live.record import MEGABYTES, RecordTo
+
+    folder = Path(environ.get(FOLDER) or "kvproof-findings")
+    text = environ.get(TRACE) or str(MEGABYTES)
+    try:
+        megabytes = float(text)
+    except ValueError:
+        megabytes = 0.0
+    if not 1 <= megabytes <= 1e6:
+        raise ValueError(f"{TRACE}={text!r} means nothing: use a number of megabytes from 1 to 1000000")
+    probe = folder / ".kvproof"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"{FOLDER}: nothing can be written to {folder} ({error.strerror or error})") from error
+    found = live.install(
+        "record",
+        on_warning=lambda text: logger.warning("kvproof: %s", text),
+        record=RecordTo(folder, megabytes),
+    )
+    logger.info("kvproof: recording to %s, at most %g MB an engine (kvproof trace check reads it)", folder, megabytes)
     return found
 
 

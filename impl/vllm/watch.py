@@ -121,7 +121,11 @@ class Watch:
 
     def _split(self, original: Any, request: Any, offered: int, local: int = 0, external: int = 0) -> int:
         granted = int(original(request, offered, local, external))
-        start = request.num_computed_tokens + local + external
+        self._chunk(request, request.num_computed_tokens + local + external, offered, granted)
+        return granted
+
+    def _chunk(self, request: Any, start: int, offered: int, granted: int) -> None:
+        """A chunk of ``granted`` tokens was cut for ``request`` from ``start`` on."""
         prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
         if start < prefill_end:
             threshold = self.config.long_prefill_threshold
@@ -136,7 +140,6 @@ class Watch:
                     stops=self._stops(request, start),
                 )
             )
-        return granted
 
     def _stops(self, request: Any, start: int) -> tuple[int, ...]:
         """Declared stops other than block boundaries: the partial tail (EAGLE: one unit lower) and the junction."""

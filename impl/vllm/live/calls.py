@@ -8,7 +8,7 @@ group, and what is taken counted.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ class LiveCalls(Watch):
         if scheduler is not None:
             wrap(self.manager, "truncate_computed_blocks", self._live_truncate, undo)
             wrap(scheduler, "_request_remaining_blocks", self._only_asking, undo)
-            if getattr(scheduler, "need_mamba_block_aligned_split", False):
+            if not self.lean and getattr(scheduler, "need_mamba_block_aligned_split", False):
                 self._lay(scheduler, "_mamba_block_aligned_split", self._splitting)
 
     def _group_overlay(self, group: int, manager: Any) -> Overlay:
@@ -116,20 +116,27 @@ class LiveCalls(Watch):
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     def _splitting(self, original: Any) -> Callable[..., int]:
-        lean = self.lean
-
         def split(request: Any, offered: int, local: int = 0, external: int = 0) -> int:
             granted = int(original(request, offered, local, external))
-            # One token at a time is decoding, unless the prompt is not through or output is replayed.
-            prompt = request.num_computed_tokens < request.num_prompt_tokens
-            if offered != 1 or prompt or request.num_preemptions or not lean:
-                self.judge.guard(self._split_done, request, offered, local, external, granted)
+            start = request.num_computed_tokens + local + external
+            self.judge.guard(self._chunk, request, start, offered, granted)
             return granted
 
         return split
 
-    def _split_done(self, request: Any, offered: int, local: int, external: int, granted: int) -> None:
-        self._split(lambda *_: granted, request, offered, local, external)
+    def scheduled(self, output: Any, names: Collection[str]) -> None:
+        """``lean``: the chunks of these requests as they were scheduled, which is what the device will run."""
+        scheduler = self.scheduler.real
+        if not self.lean or not getattr(scheduler, "need_mamba_block_aligned_split", False):
+            return
+        cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
+        rows = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        rows += [row for row in zip(cached.req_ids, cached.num_computed_tokens, strict=True) if row[0] in names]
+        for name, start in rows:
+            request = scheduler.requests.get(name)
+            if request is not None:
+                granted = output.num_scheduled_tokens[name] - len(drafts.get(name, ()))
+                self._chunk(request, start, granted, granted)
 
     # -- estimates and allocations ------------------------------------------------------------------------------------
 

@@ -247,6 +247,8 @@ class Watched:
             visited |= {name for name in cached.resumed_req_ids if name in tokens}
         self.view.holdings.follow(self._changed | visited)
         self._outputs.append((self._steps, output, visited))
+        if visited:
+            self.calls.scheduled(output, visited)
 
     def _update(self, original: Any, output: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
         judge = self.judge
