@@ -86,7 +86,7 @@ class Installed:
             watched = (
                 Watched(manager, engine, self._broken, lean, self.evaluations, lookups)
                 if self.record is None
-                else Recorded(manager, engine, self.record, self._note_error)
+                else Recorded(manager, engine, self.record, self._recording_ended)
             )
         except Unsupported as reason:
             self.unwatched[str(reason)] += 1
@@ -124,6 +124,10 @@ class Installed:
     def _note_error(self, text: str) -> None:
         self.errors.append(text)
         logger.error("kvproof: an error in the assertions themselves; this engine is judged no more: %s", text)
+
+    def _recording_ended(self, text: str) -> None:
+        self.errors.append(text)
+        logger.error("kvproof: %s", text)
 
     def _broken(self, watched: Watched, violation: Violation) -> None:
         found = describe(watched, violation, violation.identity in self.known)

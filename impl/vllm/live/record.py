@@ -247,6 +247,13 @@ class Recorded(Watched):
         visited |= {name for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True) if ids}
         self._follow(visited)
         self._changed.clear()
+        running = self.scheduler.requests
+        replayed = {
+            name
+            for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+            if name in running and computed < running[name].num_tokens - 1
+        }
+        self.calls.scheduled(output, replayed)
         drafts = output.scheduled_spec_decode_tokens
         rows: list[tuple[Any, ...]] = []
         for one in new:
