@@ -251,7 +251,7 @@ class Recorded(Watched):
         replayed = {
             name
             for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-            if name in running and computed < running[name].num_tokens - 1
+            if name in running and computed < max(running[name].num_prompt_tokens, running[name].num_tokens - 1)
         }
         self.calls.scheduled(output, replayed)
         drafts = output.scheduled_spec_decode_tokens

@@ -29,7 +29,7 @@ KEPT_TOKENS: Final = 500_000
 class Sequence:
     """One request's tokens as far as they were recorded; ``said`` are their numbers in the file."""
 
-    __slots__ = ("ahead", "digest", "hashed", "number", "opaque", "over", "request", "said", "seed", "tokens")
+    __slots__ = ("ahead", "asked", "digest", "hashed", "number", "opaque", "over", "request", "said", "seed", "tokens")
 
     def __init__(self, number: int, request: Any, salt: bytes) -> None:
         self.number, self.request = number, request
@@ -41,6 +41,7 @@ class Sequence:
         self.said = array("q")
         self.hashed = 0
         self.over = False
+        self.asked: tuple[list[int], list[int], Any, list[Sequence]] | None = None
         self.ahead: list[Sequence] = []
         """Sequences that go on where this one ends: its next tokens may be theirs."""
 
@@ -133,23 +134,37 @@ class Sequences:
     # -- tokens -------------------------------------------------------------------------------------------------------
 
     def sampled(self, sequence: Sequence, tokens: list[int], keep: bool) -> list[int]:
-        """The numbers of the ``tokens`` that follow on ``sequence``; ``keep`` them as its own."""
-        digest = sequence.digest if keep else sequence.digest.copy()
+        """The numbers of the ``tokens`` that follow on ``sequence``; ``keep`` them as its own.
+
+        What was asked last is remembered: as a rule the tokens that a step samples are then kept.
+        """
+        asked = sequence.asked
+        sequence.asked = None
+        if asked is None or not keep or asked[0] != tokens:
+            asked = self._numbered(sequence, tokens)
+        if not keep:
+            sequence.asked = asked
+            return asked[1]
+        _, numbers, sequence.digest, sequence.ahead = asked
+        sequence.tokens.extend(tokens)
+        sequence.said.extend(numbers)
+        return numbers
+
+    @staticmethod
+    def _numbered(sequence: Sequence, tokens: list[int]) -> tuple[list[int], list[int], Any, list[Sequence]]:
+        """The tokens, their numbers, and the digest and who is ahead after them."""
+        digest = sequence.digest.copy()
         ahead, position = sequence.ahead, len(sequence)
         numbers: list[int] = []
         for token in tokens:
-            digest.update(int(token).to_bytes(8, "little", signed=True))
+            digest.update(token.to_bytes(8, "little", signed=True))
             number = None
             if ahead:
                 ahead = [one for one in ahead if len(one) > position and one.tokens[position] == token]
                 number = ahead[0].said[position] if ahead else None
             numbers.append(int.from_bytes(digest.digest(), "big") if number is None else number)
             position += 1
-        if keep:
-            sequence.tokens.extend(tokens)
-            sequence.said.extend(numbers)
-            sequence.ahead = ahead
-        return numbers
+        return tokens, numbers, digest, ahead
 
     # -- sequences ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +206,8 @@ class Sequences:
         ours, seed = sequence.tokens, sequence.seed
         for other in self.live.values():
             if _goes_on(ours, other.tokens) and other.seed == seed:
-                other.ahead.append(sequence)
+                other.ahead = [*other.ahead, sequence]
+                other.asked = None
         if known:
             sequence.ahead = [o for o in self.all.values() if _goes_on(o.tokens, ours) and o.seed == seed]
 
@@ -209,7 +225,7 @@ class Sequences:
     def _over(self, sequence: Sequence) -> None:
         if sequence.hashed != len(sequence.request.block_hashes):
             self._index(sequence)
-        sequence.over, sequence.request, sequence.ahead = True, None, []
+        sequence.over, sequence.request, sequence.ahead, sequence.asked = True, None, [], None
         self._spare += len(sequence) + 1
 
 
