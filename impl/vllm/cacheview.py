@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kvproof.impl.vllm import sharing
 from kvproof.impl.vllm.coreview import CoreView
 from kvproof.impl.vllm.device import Device
 from kvproof.spec.config import Config
@@ -73,16 +74,8 @@ class CacheView(CoreView):
         return owned
 
     def sharers(self, block: int, writer: str, owned: dict[int, set[str]]) -> set[str]:
-        """Whose tables hold a block that ``writer`` is writing, as far as they would see a write that they should not.
-
-        An attention block that this very step completes and keys may be shared within the step: in every layer the
-        keys and values are written before any are read. Recurrent blocks have no such order.
-        """
-        holders = owned.get(block, set())
-        if len(holders) < 2 or not self.pending(block) or self.broken_keys(block):
-            return holders
-        recurrent = any(self.config.groups[key.group].kind == "mamba" for key in self.keys(block))
-        return holders if recurrent else {writer}
+        """Whose tables hold a block that ``writer`` is writing, as far as they would see what they should not."""
+        return sharing.sharers(self, block, writer, owned.get(block, set()))
 
     def states_of(self, request: Any) -> Sequence[State]:
         """The prefixes of a release's request."""
@@ -144,18 +137,4 @@ class CacheView(CoreView):
 
     def broken_keys(self, block: int) -> list[State]:
         """The keys of ``block`` that its content does not match now. Used to judge writes."""
-        broken = []
-        for key in self.keys(block):
-            group = self.config.groups[key.group]
-            if group.kind == "mamba":
-                content = self.device.mamba.get(block)
-                good = content is not None and content.temporal == key.state
-            else:
-                prefix = self.prefix(key.state)
-                length, size = length_of(key.state), group.block_size
-                first = (length - 1) // size * size
-                tokens = self.device.attention.get(block)
-                good = prefix is None or (tokens is not None and tokens[: length - first] == list(prefix[first:length]))
-            if not good:
-                broken.append(key.state)
-        return broken
+        return sharing.broken_keys(self, block)

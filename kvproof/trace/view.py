@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, overload
 
+from kvproof.impl.vllm import sharing
 from kvproof.impl.vllm.device import Device, WorkerRequest
 from kvproof.impl.vllm.live.sequences import FRESH, POSITION_BITS
 from kvproof.spec.config import Config
@@ -245,29 +246,11 @@ class TraceView:
         """Whose tables hold a block that ``writer`` wrote in the step scheduled as ``stamp``; see the live view."""
         if self.stamps.get(block, 0) > stamp:
             return {writer}
-        holders = {holder.request for holder in self._by_block.get(block, ())}
-        if len(holders) < 2 or not self.pending(block) or self.broken_keys(block):
-            return holders
-        recurrent = any(self.config.groups[key.group].kind == "mamba" for key in self.keys(block))
-        return holders if recurrent else {writer}
+        return sharing.sharers(self, block, writer, {holder.request for holder in self._by_block.get(block, ())})
 
     def broken_keys(self, block: int) -> list[State]:
         """The keys of ``block`` that its content does not match now."""
-        if self.device is None:
-            return []
-        broken = []
-        for key in self._keys.get(block, ()):
-            group, length = self.config.groups[key.group], length_of(key.state)
-            if group.kind == "mamba":
-                content = self.device.mamba.get(block)
-                good = content is not None and content.temporal == key.state
-            else:
-                first = (length - 1) // group.block_size * group.block_size
-                tokens = self.device.attention.get(block, [])
-                good = tokens[: length - first] == self._ways[key.state][0][first + 1 : length + 1]
-            if not good:
-                broken.append(key.state)
-        return broken
+        return sharing.broken_keys(self, block)
 
     def tables(self) -> Mapping[tuple[str, int], Sequence[int]]:
         return self._tables

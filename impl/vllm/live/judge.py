@@ -17,7 +17,33 @@ from kvproof.spec.view import View
 OnViolation = Callable[[Violation], None]
 
 
-class Judge:
+class Guard:
+    """Our own work inside somebody else's server. Once ``spoiled`` says why, none is done any more.
+
+    ``on_error`` is told what went wrong in here.
+    """
+
+    def __init__(self) -> None:
+        self.spoiled = ""
+        self.on_error: Callable[[str], None] | None = None
+
+    def guard(self, work: Callable[..., None], *args: object) -> None:
+        """Do some of our own work. What it raises, findings apart, goes to :meth:`failed`."""
+        if self.spoiled:
+            return
+        try:
+            work(*args)
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            self.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Something went wrong in here: do no more."""
+        raise NotImplementedError
+
+
+class Judge(Guard):
     """``lacking`` are families or ids not to ask about. ``report`` is called once for every identity that breaks, and
     may raise; nothing else that goes wrong here gets out.
 
@@ -27,11 +53,10 @@ class Judge:
     """
 
     def __init__(self, view: View, lacking: Mapping[str, str], report: OnViolation, evaluations: Counter[str]) -> None:
+        super().__init__()
         self.view = view
         self.lacking = lacking
         self.errors: list[str] = []
-        self.on_error: Callable[[str], None] | None = None
-        self.spoiled = ""
         self._report = report
         self._reported: set[tuple[str, str]] = set()
         asked = [entry for entry in CATALOGUE if entry.id not in lacking and entry.family not in lacking]
@@ -56,17 +81,6 @@ class Judge:
             if violation.identity not in self._reported:
                 self._reported.add(violation.identity)
                 self._report(violation)
-
-    def guard(self, work: Callable[..., None], *args: object) -> None:
-        """Do some of our own work. What it raises, findings apart, is noted and ends the judgement."""
-        if self.spoiled:
-            return
-        try:
-            work(*args)
-        except InvariantBroken:
-            raise
-        except Exception as error:
-            self.failed(error)
 
     def failed(self, error: Exception) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]

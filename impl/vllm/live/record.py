@@ -27,12 +27,12 @@ from kvproof.impl.vllm.live.blockhistory import BlockHistory
 from kvproof.impl.vllm.live.calls import LiveCalls
 from kvproof.impl.vllm.live.derive import Engine
 from kvproof.impl.vllm.live.engine import Watched
+from kvproof.impl.vllm.live.judge import Guard
 from kvproof.impl.vllm.live.lookups import Lookups
 from kvproof.impl.vllm.live.sequences import KEPT_TOKENS, Sequences
 from kvproof.impl.vllm.live.tracefile import FILES, TraceFile
 from kvproof.impl.vllm.live.view import LiveView
 from kvproof.impl.vllm.live.why import Miss
-from kvproof.invariants.monitor import InvariantBroken
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
 from kvproof.spec.tracer import State
 
@@ -84,23 +84,12 @@ class _Blocks(BlockHistory):
             recorded.tell(*line, *(() if queued == (count == 0) else (queued,)))
 
 
-class _Calls:
+class _Calls(Guard):
     """Stands where the judge would: what happened is written, and what goes wrong in here ends the recording."""
 
     def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
         self._recorded = recorded
-        self.on_error: Callable[[str], None] | None = None
-        self.spoiled = ""
-
-    def guard(self, work: Callable[..., None], *args: object) -> None:
-        if self.spoiled:
-            return
-        try:
-            work(*args)
-        except InvariantBroken:
-            raise
-        except Exception as error:
-            self.failed(error)
 
     def failed(self, error: Exception) -> None:
         self.spoiled = f"{type(error).__name__}: {error}"

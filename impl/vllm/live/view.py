@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvproof.impl.vllm import sharing
 from kvproof.impl.vllm.coreview import CoreView
 from kvproof.impl.vllm.device import Device
 from kvproof.impl.vllm.live.holdings import Holdings
@@ -98,16 +99,11 @@ class LiveView(CoreView):
         """Whose tables hold a block that ``writer`` wrote in the step scheduled as ``stamp``, as far as they would see
         a write that they should not.
 
-        What was given away or taken since then says nothing about that step. An attention block that the step
-        completes and keys may be shared within it: in every layer keys and values are written before any are read.
+        What was given away or taken since then says nothing about that step.
         """
         if self.hooks.stamps.get(block, 0) > stamp:
             return {writer}
-        holders = {holder.request for holder in self.holdings.of(block)}
-        if len(holders) < 2 or not self.pending(block) or self.broken_keys(block):
-            return holders
-        recurrent = any(self.config.groups[key.group].kind == "mamba" for key in self.keys(block))
-        return holders if recurrent else {writer}
+        return sharing.sharers(self, block, writer, {holder.request for holder in self.holdings.of(block)})
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -139,19 +135,7 @@ class LiveView(CoreView):
 
     def broken_keys(self, block: int) -> list[State]:
         """The keys of ``block`` that its content does not match now. Used to judge writes."""
-        broken = []
-        for key in self.keys(block):
-            group, length = self.config.groups[key.group], length_of(key.state)
-            if group.kind == "mamba":
-                content = self.mamba_content(block)
-                good = content is None or content.temporal == key.state
-            else:
-                prefix, tokens = self.prefix(key.state), self.attention_content(block, key.group)
-                first = (length - 1) // group.block_size * group.block_size
-                good = prefix is None or tokens is None or list(tokens[: length - first]) == list(prefix[first:length])
-            if not good:
-                broken.append(key.state)
-        return broken
+        return sharing.broken_keys(self, block)
 
     # -- what changed -------------------------------------------------------------------------------------------------
 
