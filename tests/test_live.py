@@ -216,6 +216,18 @@ def test_the_first_corrupting_write_is_the_first_after_the_last_right_one() -> N
     assert found.state == wrong
 
 
+def test_the_past_of_a_large_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvproof.impl.vllm.live import blockhistory
+
+    monkeypatch.setattr(blockhistory, "MOST_BLOCKS", 3)
+    history = blockhistory.BlockHistory()
+    for block in (1, 2, 3, 1, 4):
+        for _ in range(2 * blockhistory.DEPTH):
+            history.note(block, "taken", "r1")
+    assert history.of(1) == ()
+    assert [len(history.of(block)) for block in (2, 3, 4)] == [blockhistory.DEPTH] * 3
+
+
 def test_records_name_what_the_plug_in_takes_for_known() -> None:
     known = findings.known_for(findings.load(), "0.33.0").identities
     assert ("SLOT.key-content", "full-key-stale") in known

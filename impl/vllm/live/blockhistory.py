@@ -11,6 +11,9 @@ from kvproof.spec.tracer import State, show
 DEPTH = 12
 """Entries kept of one block."""
 
+MOST_BLOCKS = 65_536
+"""Blocks whose past is kept: in a larger pool those that were first noted longest ago are forgotten (some 2 kB each)."""
+
 
 class Entry(NamedTuple):
     """In which step, what (``taken``, ``held``, ``freed``, ``keyed``, ``unkeyed``, ``written``, ``copied``), by or for
@@ -38,6 +41,8 @@ class BlockHistory:
     def note(self, block: int, what: str, who: str = "", state: State | None = None) -> None:
         ring = self._rings.get(block)
         if ring is None:
+            if len(self._rings) >= MOST_BLOCKS:
+                del self._rings[next(iter(self._rings))]
             ring = self._rings[block] = deque(maxlen=DEPTH)
         ring.append(Entry(self.step, what, who, state))
 
