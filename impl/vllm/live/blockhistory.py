@@ -12,7 +12,7 @@ DEPTH = 12
 """Entries kept of one block."""
 
 MOST_BLOCKS = 65_536
-"""Blocks whose past is kept: in a larger pool those that were first noted longest ago are forgotten (some 2 kB each)."""
+"""Blocks whose past is kept (some 2 kB each): in a larger pool those first noted longest ago are forgotten."""
 
 
 class Entry(NamedTuple):
