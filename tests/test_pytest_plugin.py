@@ -141,6 +141,8 @@ class Run:
     """A pytest run in a process of its own: its exit code, what it printed, and kvproof's report if it wrote one."""
 
     def __init__(self, folder: Path, *arguments: str, release: bool = True, **files: str) -> None:
+        # Of its own: whatever lies in the folders above is somebody else's.
+        (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text, encoding="utf-8")
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
