@@ -56,8 +56,8 @@ class LiveCalls(Watch):
 
     def _install(self) -> None:
         undo = self.undo
-        wrap(self.manager, "get_computed_blocks", self._live_lookup, undo)
-        wrap(self.manager, "get_computed_blocks_for_connector", self._live_lookup_apart, undo)
+        self._lay(self.manager, "get_computed_blocks", lambda original: self._looking_up(original, True))
+        self._lay(self.manager, "get_computed_blocks_for_connector", lambda original: self._looking_up(original, False))
         scheduler = self.scheduler.real
         self._groups_laid = [self._group_overlay(*pair) for pair in enumerate(self.coordinator.single_type_managers)]
         self._lay(self.coordinator, "get_num_blocks_to_allocate", self._estimating)
@@ -89,15 +89,13 @@ class LiveCalls(Watch):
 
     # -- lookups ------------------------------------------------------------------------------------------------------
 
-    def _live_lookup(self, original: Any, request: Any, limit: int | None = None, **kwargs: Any) -> Any:
-        answer = original(request, *(() if limit is None else (limit,)), **kwargs)
-        self.judge.guard(self._lookup_done, request, answer, limit, True)
-        return answer
+    def _looking_up(self, original: Any, joint: bool) -> Callable[..., Any]:
+        def look_up(request: Any, limit: int | None = None, **kwargs: Any) -> Any:
+            answer = original(request, *(() if limit is None else (limit,)), **kwargs)
+            self.judge.guard(self._lookup_done, request, answer, limit, joint)
+            return answer
 
-    def _live_lookup_apart(self, original: Any, request: Any, limit: int | None = None, **kwargs: Any) -> Any:
-        answer = original(request, *(() if limit is None else (limit,)), **kwargs)
-        self.judge.guard(self._lookup_done, request, answer, limit, False)
-        return answer
+        return look_up
 
     def _lookup_done(self, request: Any, answer: Any, limit: int | None, joint: bool) -> None:
         if answer[1] and len(answer[0].blocks) != len(self.config.groups):
@@ -213,11 +211,8 @@ class LiveCalls(Watch):
             return answer
 
         def allocate_by_hand(request: Any, *args: Any, **kwargs: Any) -> Any:
-            hooks.inside += 1
-            try:
+            with hooks.at_work():
                 return allocate_slots(request, *args, **kwargs)
-            finally:
-                hooks.inside -= 1
 
         # A scheduler's own calls are known to be inside already; this is where a decoding request passes each step.
         return allocate_slots if self.scheduler.real is not None else allocate_by_hand
@@ -239,9 +234,9 @@ class LiveCalls(Watch):
     def _watermark(self, request: Any, given: dict[str, Any]) -> int:
         """Blocks that a new request has to leave free while others run."""
         waits = request.status.name in ("WAITING", "PREEMPTED")
-        return (
-            int(getattr(self.manager, "watermark_blocks", 0)) if waits and given.get("has_scheduled_reqs", True) else 0
-        )
+        if not waits or not given.get("has_scheduled_reqs", True):
+            return 0
+        return int(getattr(self.manager, "watermark_blocks", 0))
 
     def _allocated(self, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
         name = request.request_id

@@ -107,11 +107,8 @@ class Watched:
         name = getattr(request, "request_id", request if isinstance(request, str) else None)
         hooks, before = self.hooks, self.hooks.changes
         hooks.who = name or ""
-        hooks.inside += 1
-        try:
+        with hooks.at_work():
             answer = original(*args, **kwargs)
-        finally:
-            hooks.inside -= 1
         if hooks.changes != before and isinstance(name, str):
             self._changed.add(name)
             if self.scheduler is None:
@@ -119,11 +116,8 @@ class Watched:
         return answer
 
     def _reset(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self.hooks.inside += 1
-        try:
+        with self.hooks.at_work():
             return original(*args, **kwargs)
-        finally:
-            self.hooks.inside -= 1
 
     def _copies_taken(self, original: Any) -> Any:
         """Whoever takes the pending copies holds their blocks from then on, to free them once they are done."""
@@ -189,12 +183,9 @@ class Watched:
     def _finish_requests(self, original: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
         inside = self.hooks.inside
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids or self.scheduler.requests)
-        self.hooks.inside += 1
-        try:
+        with self.hooks.at_work():
             answer = original(request_ids if request_ids is None or isinstance(request_ids, str) else names,
                               *args, **kwargs)  # fmt: skip
-        finally:
-            self.hooks.inside -= 1
         self._changed.update(names)
         if inside == 0 and self.story is not None:
             for name in names:
@@ -202,11 +193,7 @@ class Watched:
         return answer
 
     def _reset_cache(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self.hooks.inside += 1
-        try:
-            answer = original(*args, **kwargs)
-        finally:
-            self.hooks.inside -= 1
+        answer = self._reset(original, *args, **kwargs)
         if self.story is not None:
             self.story.reset()
         return answer
@@ -217,20 +204,24 @@ class Watched:
         self.history.step = hooks.scheduling = hooks.stamp = self._steps
         if self.lookups is not None:
             self.lookups.history.step_starts()
-        hooks.inside += 1
         try:
-            output = original(*args, **kwargs)
+            output = self._own_call(original, *args, **kwargs)
+        finally:
+            hooks.scheduling = DUE
+        self.judge.guard(self._scheduled, output)
+        hooks.stamp = self._steps + 1
+        return output
+
+    def _own_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """The scheduler's half of a step. What it raises is told, unless it is ours."""
+        try:
+            with self.hooks.at_work():
+                return original(*args, **kwargs)
         except InvariantBroken:
             raise
         except Exception as error:
             self.judge.guard(self._crashed, error)
             raise
-        finally:
-            hooks.inside -= 1
-            hooks.scheduling = DUE
-        self.judge.guard(self._scheduled, output)
-        hooks.stamp = self._steps + 1
-        return output
 
     def _scheduled(self, output: Any) -> None:
         """Which rows have to be looked at: those that got blocks, replay known tokens, or carry drafts."""
@@ -254,16 +245,7 @@ class Watched:
         judge = self.judge
         judge.guard(self._ran, output, answer)
         alive = dict(self.scheduler.requests) if self.story is not None else {}
-        self.hooks.inside += 1
-        try:
-            result = original(output, answer, *args, **kwargs)
-        except InvariantBroken:
-            raise
-        except Exception as error:
-            judge.guard(self._crashed, error)
-            raise
-        finally:
-            self.hooks.inside -= 1
+        result = self._own_call(original, output, answer, *args, **kwargs)
         judge.guard(self._step_over, output, answer, alive)
         return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -185,8 +185,3 @@ def _after_init(cls: Any, then: Callable[[Any], None], undo: list[Callable[[], N
     init.__wrapped__ = original  # type: ignore[attr-defined]  # its signature is still asked for
     cls.__init__ = init
     undo.append(lambda: setattr(cls, "__init__", original))
-
-
-def not_applicable(found: Mapping[str, str], invariant: str) -> str | None:
-    """Why an invariant can't be judged, by its id or its family."""
-    return found.get(invariant, found.get(invariant.partition(".")[0]))

@@ -1,8 +1,7 @@
 """Methods laid over those of one object.
 
-An attribute set on an object itself would do as well, but costs it dearly: CPython finds the attributes of objects of
-one class at places that it knows, until one of them gets an attribute that its class does not make; from then on every
-access to that object is a search. So the object becomes one of a subclass of its own, which has the methods.
+An attribute set on the object itself would do as well, but others look at an object's attributes, and compare or copy
+them. So the object becomes one of a subclass of its own, which has the methods, and its attributes stay as they were.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ keys those are, so that they have a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kvproof.impl.vllm.live.blockhistory import BlockHistory
@@ -48,6 +49,15 @@ class PoolHooks:
                      "cache_full_blocks", "cache_partial_block",
                      "_insert_block_hash", "_remove_cached_block_hashes"):  # fmt: skip
             wrap(pool, name, getattr(self, f"_on_{name.strip('_')}"), self.undo)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A scheduler or manager works meanwhile."""
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
 
     def settled(self, step: int) -> None:
         """The step has run: the content of the keys that it made is due."""
