@@ -172,6 +172,10 @@ def vllm_subject(tree: Path | None, name: str) -> Subject:
     return cast("Subject", load("kvproof.impl.vllm.subject", "VllmSubject")(tree, name))
 
 
+def specification_subject() -> Subject:
+    return cast("Subject", load("kvproof.spec.machine.subject", "MachineSubject")())
+
+
 def reference_subject() -> Subject:
     return cast("Subject", load("kvproof.impl.reference.subject", "ReferenceSubject")())
 

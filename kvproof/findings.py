@@ -26,6 +26,9 @@ PACKAGE = "kvproof.known"
 REFERENCE = "reference"
 """What stands for a release where the subject is the reference engine."""
 
+SPECIFICATION = "spec"
+"""What stands for a release where the subject is the abstract machine."""
+
 Status = Literal["confirmed", "unconfirmed", "adapter"]
 """``confirmed``: a fault of the release. ``unconfirmed``: the real scheduler may not reach it. ``adapter``: an artefact
 of how the release is driven."""
@@ -89,9 +92,9 @@ def _read(file: Traversable, somebodys: bool) -> Record:
 def known_for(records: Iterable[Record], release: str) -> Known:
     """The records that apply to ``release``; where it is not known (a checkout), all of them do.
 
-    None does to the reference engine: what breaks there is mended, not recorded.
+    None does to the abstract machine and the reference engine: what breaks there is mended, not recorded.
     """
-    if release == REFERENCE:
+    if release in (SPECIFICATION, REFERENCE):
         return Known(())
     return Known(tuple(record for record in records if not release or _covers(record, release)))
 

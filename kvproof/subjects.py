@@ -12,32 +12,33 @@ from typing import Final, Literal
 
 from kvproof import engines
 from kvproof.errors import UsageError, stop
-from kvproof.findings import REFERENCE
+from kvproof.findings import REFERENCE, SPECIFICATION
 from kvproof.spec.subject import Subject
 
 OLDEST: Final = "0.26.0"
 NEWEST: Final = "0.33.0"
 """The releases that kvproof is tested with. ``verify`` drives the newest."""
 
-_FORMS = "reference, vllm, vllm==0.33.0 or vllm@PATH"
-_LATER = ("spec",)
+_FORMS = "spec, reference, vllm, vllm==0.33.0 or vllm@PATH"
 
 
 @dataclass(frozen=True)
 class Target:
     """A subject that was named but not loaded yet.
 
-    ``release`` is what findings are recorded for: its vLLM version, empty where it can't be told, or ``reference``.
+    ``release`` is what findings are recorded for: its vLLM version, empty where it can't be told, ``spec`` or ``reference``.
     """
 
     text: str
-    kind: Literal["reference", "installed", "release", "checkout"]
+    kind: Literal["spec", "reference", "installed", "release", "checkout"]
     release: str
     path: Path | None = None
 
 
 def parse(text: str) -> Target:
     """What ``text`` names. Raises :class:`UsageError` for anything that can't be driven."""
+    if text == SPECIFICATION:
+        return Target(text, "spec", SPECIFICATION)
     if text == REFERENCE:
         return Target(text, "reference", REFERENCE)
     if text == "vllm":
@@ -57,13 +58,13 @@ def parse(text: str) -> Target:
         if not (path / "vllm" / "__init__.py").is_file():
             raise UsageError(f"no vLLM checkout at {path}: name the folder that contains vllm/__init__.py")
         return Target(text, "checkout", _checkout_release(path), path.resolve())
-    if text in _LATER:
-        raise UsageError(f"subject {text!r} is not built yet: use {_FORMS}")
     raise UsageError(f"unknown subject {text!r}: use {_FORMS}")
 
 
 def open_subject(target: Target, progress: engines.Progress) -> Subject:
     """The subject itself. Fetches a release where needed and imports it into this process (some seconds)."""
+    if target.kind == "spec":
+        return engines.specification_subject()
     if target.kind == "reference":
         return engines.reference_subject()
     # Nothing here needs a model hub or the release's own log.

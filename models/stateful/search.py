@@ -180,15 +180,14 @@ class Search:
         setup = setup.resolved(self._default_retention)
         if "EXT" not in self._subject.families():
             setup = replace(setup, unreliable=False)
-        try:
-            return setup, self._start(setup)
-        except ConfigError:
-            self.tally.coverage["run refused"] += 1
-            # Half of the runs have checkpoints, which many subjects refuse for good: the rest of the setup may do.
-            if not setup.config.checkpoint_blocks:
-                raise
-        setup = setup.without_checkpoints()
-        return setup, self._start(setup)
+        # Half of the runs have checkpoints, and as many draft layers or windows, which some subjects refuse for good:
+        # the rest of the setup may do.
+        for easier in dict.fromkeys((setup, setup.without_checkpoints())):
+            try:
+                return easier, self._start(easier)
+            except ConfigError:
+                self.tally.coverage["run refused"] += 1
+        return setup.plain(), self._start(setup.plain())
 
     def _start(self, setup: Setup) -> Run:
         return Run(self._subject, setup.config, self._watchers(self._known, True))

@@ -71,6 +71,12 @@ class Setup:
             return self
         return replace(self, config=replace(self.config, retention=default_retention(self.config.eagle)))
 
+    def plain(self) -> Setup:
+        """The same for a subject that knows full attention and recurrent states, and no draft layers."""
+        config = self.without_checkpoints().config
+        groups = tuple(replace(group, drafter=False) for group in config.groups if group.kind != "window")
+        return replace(self, config=replace(config, groups=groups, eagle=False))
+
     def without_checkpoints(self) -> Setup:
         """The same for a subject that exports no prefill checkpoints."""
         return replace(self, config=replace(self.config, checkpoint_blocks=0, checkpoint_alignment=0))

@@ -1,0 +1,107 @@
+"""Conformance: two subjects, one scenario, step by step the same decisions.
+
+What is compared after every step: who was scheduled, from where to where; what every lookup answered, in order; how
+many blocks are free; and which keys there are, in the order in which their blocks would be taken. Names of blocks are
+not compared: two caches may number theirs as they like.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvproof.spec.events import Crash, Event, Forward, Lookup, Observation, StepEnd
+from kvproof.spec.scenario import Scenario
+from kvproof.spec.subject import Subject
+from kvproof.spec.tracer import length_of
+from kvproof.spec.view import View
+
+
+@dataclass(frozen=True)
+class Digest:
+    """One step as it is compared."""
+
+    ran: tuple[tuple[str, int, int, int], ...] = ()
+    hits: tuple[tuple[str, int], ...] = ()
+    free: int = 0
+    keys: tuple[tuple[int, int, int], ...] = ()
+    queue: tuple[tuple[tuple[int, int], ...], ...] = ()
+    waiting: tuple[str, ...] = ()
+
+    def differences(self, other: Digest) -> list[str]:
+        """Which parts differ, each with both sides."""
+        return [
+            f"{name}: {getattr(self, name)} against {getattr(other, name)}"
+            for name in ("ran", "hits", "waiting", "free", "keys", "queue")
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+@dataclass
+class Trace:
+    """An observer that keeps what is compared."""
+
+    steps: list[Digest] = field(default_factory=list)
+    crashed: str = ""
+    _ran: list[tuple[str, int, int, int]] = field(default_factory=list)
+    _hits: list[tuple[str, int]] = field(default_factory=list)
+
+    def __call__(self, observation: Observation) -> None:
+        event: Event = observation.event
+        if isinstance(event, Forward):
+            self._ran.append((event.request, event.start, event.tokens, event.drafts))
+        elif isinstance(event, Lookup):
+            hit = (event.request, event.tokens)
+            if hit not in self._hits[-1:]:  # a cache may ask itself once more
+                self._hits.append(hit)
+        elif isinstance(event, Crash):
+            self.crashed = f"{event.location}: {event.error}"
+        elif isinstance(event, StepEnd):
+            self._step(event, observation.view)
+
+    def _step(self, event: StepEnd, view: View) -> None:
+        keys: Counter[tuple[int, int]] = Counter()
+        for (group, state), blocks in view.lookup_map().items():
+            keys[group, int(state)] += len(blocks)
+        queue = tuple(tuple(sorted((k.group, length_of(k.state)) for k in view.keys(b))) for b in view.free_queue())
+        self.steps.append(
+            Digest(
+                tuple(self._ran), tuple(self._hits), view.free_count(),
+                tuple(sorted((group, state, n) for (group, state), n in keys.items())), queue, event.waiting,
+            )
+        )  # fmt: skip
+        if not (self._ran or self._hits or event.waiting or event.running):
+            self.steps.pop()  # an engine may take a step to say goodbye to the last request; nothing can come of it
+        self._ran, self._hits = [], []
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two traces part: the step (from 1), and how. ``before`` is how many steps agreed."""
+
+    step: int
+    differences: Sequence[str]
+
+
+def compare(left: Subject, right: Subject, scenario: Scenario) -> tuple[int, Divergence | None]:
+    """Run both. Answers how many steps agreed, and where they part, if they do."""
+    traces = []
+    for subject in (left, right):
+        trace = Trace()
+        driven = subject.start(scenario.config, trace)
+        for action in scenario.actions:
+            driven.apply(action)
+            if trace.crashed:
+                break
+        traces.append(trace)
+    for index, (ours, theirs) in enumerate(zip(traces[0].steps, traces[1].steps, strict=False)):
+        differences = ours.differences(theirs)
+        if differences:
+            return index, Divergence(index + 1, differences)
+    steps = min(len(trace.steps) for trace in traces)
+    if bool(traces[0].crashed) != bool(traces[1].crashed):
+        return steps, Divergence(steps + 1, [f"crash: {traces[0].crashed!r} against {traces[1].crashed!r}"])
+    if len(traces[0].steps) != len(traces[1].steps):
+        return steps, Divergence(steps + 1, [f"steps: {len(traces[0].steps)} against {len(traces[1].steps)}"])
+    return steps, None

@@ -1,0 +1,86 @@
+"""Lookups: what the cache has of a request. Nothing here changes anything.
+
+Attention serves any prefix of what it has, a recurrent group only the positions at which it has a state. So a hit is
+the deepest position that attention covers and at which every recurrent group has its state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvproof.spec.machine import pool
+from kvproof.spec.machine.sizes import Sizes, ceil
+from kvproof.spec.machine.world import Request, World
+from kvproof.spec.rules.hits import hit_limit
+from kvproof.spec.view import NULL
+
+Blocks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """``tokens`` that need no work, in ``blocks[g]``. ``junction`` is where attention reaches beyond them (0: it does
+    not). ``diverged``: attention was taken alone, and no recurrent group has a state there."""
+
+    tokens: int
+    blocks: Blocks
+    junction: int = 0
+    diverged: bool = False
+
+
+def agreed(world: World, sizes: Sizes, request: Request) -> Hit:
+    """The deepest position that every group can serve, leaving a token to compute."""
+    reach, attention = _attention(world, sizes, request, hit_limit(request.known))
+    tokens, states = _states(world, sizes, request, reach)
+    used = ceil(tokens, sizes.slot)
+    blocks = tuple(
+        states[i] if i in states else attention[i][:used] for i in range(len(sizes.config.groups))
+    )  # fmt: skip
+    return Hit(tokens, blocks, reach if reach > tokens else 0)
+
+
+def apart(world: World, sizes: Sizes, request: Request) -> Hit:
+    """Attention as deep as it goes, the states as deep as they go; agreed if a state lies deeper than attention."""
+    limit = hit_limit(request.known)
+    reach, attention = _attention(world, sizes, request, limit)
+    tokens, states = _states(world, sizes, request, limit)
+    if tokens > reach:
+        return agreed(world, sizes, request)
+    blocks = tuple(states[i] if i in states else attention[i] for i in range(len(sizes.config.groups)))
+    return Hit(reach, blocks, diverged=tokens < reach)
+
+
+def _attention(world: World, sizes: Sizes, request: Request, limit: int) -> tuple[int, dict[int, tuple[int, ...]]]:
+    """How deep full attention has the prefix: whole blocks, then the last unit inside the next one that is keyed."""
+    found: dict[int, list[int]] = {group: [] for group in sizes.attention}
+    slot = sizes.slot
+    depth = 0
+    while depth + slot <= limit:
+        row = [pool.find(world, group, request.states[depth + slot]) for group in sizes.attention]
+        if any(block is None for block in row):
+            break
+        depth += slot
+        for group, block in zip(sizes.attention, row, strict=True):
+            found[group].append(block if block is not None else NULL)
+    if sizes.grain < slot:
+        for end in range(min(depth + slot - sizes.unit, limit // sizes.unit * sizes.unit), depth, -sizes.unit):
+            row = [pool.find(world, group, request.states[end]) for group in sizes.attention]
+            if all(block is not None for block in row):
+                depth = end
+                for group, block in zip(sizes.attention, row, strict=True):
+                    found[group].append(block if block is not None else NULL)
+                break
+    depth -= depth % sizes.grain
+    return depth, {group: tuple(blocks[: ceil(depth, slot)]) for group, blocks in found.items()}
+
+
+def _states(world: World, sizes: Sizes, request: Request, limit: int) -> tuple[int, dict[int, tuple[int, ...]]]:
+    """The deepest position up to ``limit`` at which every recurrent group has its state; null slots come before it."""
+    step = sizes.grain if sizes.config.partial_hits else sizes.block
+    for end in range(limit // step * step, 0, -step):
+        row = [pool.find(world, group, request.states[end]) for group in sizes.recurrent]
+        if all(block is not None for block in row):
+            before = (NULL,) * (ceil(end, sizes.block) - 1)
+            return end, {g: (*before, b if b is not None else NULL)
+                         for g, b in zip(sizes.recurrent, row, strict=True)}  # fmt: skip
+    return 0, dict.fromkeys(sizes.recurrent, ())

@@ -1,0 +1,341 @@
+"""Who runs in a step: admission, chunks, preemption.
+
+Running requests come first, oldest first, then those that wait, in order. Where a running request finds no room the
+newest one is preempted, and then nobody is admitted in that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
+from kvproof.spec.machine import lookup, pool
+from kvproof.spec.machine.blocks import Need, allocate, charge, key, retire
+from kvproof.spec.machine.lookup import Hit
+from kvproof.spec.machine.sizes import Sizes, ceil
+from kvproof.spec.machine.world import ARRIVED, LOADING, RUNNING, WAITING, Flight, Request, World
+from kvproof.spec.rules.hits import resume
+from kvproof.spec.view import NULL
+
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: the tokens [``start``, ``end``), of which the last ``drafts`` are speculative.
+
+    ``wrong``: the drafts stand for nothing. ``load`` is what an external store brings before the forward.
+    """
+
+    request: Request
+    start: int
+    end: int
+    drafts: int
+    wrong: bool = False
+    load: Flight | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """What is to run. ``copies`` are queued (source, target) pairs; ``preempted``: somebody had to give way;
+    ``decoding``: requests that ran before run on, ``prefilling``: one of them was not done with its prefill."""
+
+    rows: list[Row] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: bool = False
+    prefilling: bool = False
+    decoding: bool = False
+
+
+class Schedule:
+    """One step being scheduled in ``world``, which it changes. ``emit`` hears of every decision, if there is one."""
+
+    def __init__(self, world: World, sizes: Sizes, emit: Emit | None) -> None:
+        self.world, self.sizes, self.config, self.emit = world, sizes, sizes.config, emit
+        self.step = Step()
+        self.budget = self.config.step_tokens
+        self._skipped: list[Request] = []
+        self._asked: list[Estimate] = []
+        self._answer = (0, 0, False)
+        """Of the last lookup: its tokens, what the store offered on top, and whether the groups disagreed."""
+
+    def run(self) -> Step:
+        world = self.world
+        world.made = set()
+        waiting = len(world.running) + len(world.waiting) + len(world.loading)
+        self.threshold = self.config.long_prefill_threshold if waiting > 1 else 0
+        for request in list(world.running):
+            if self.budget <= 0 or request.status != RUNNING:
+                break
+            if not self._advance(request):
+                break
+        if not self.step.preempted:
+            self._admit_all()
+        queued, world.copies = sorted(world.copies, key=lambda copy: copy[0]), []
+        self.step.copies = [(source, target) for _, source, target in queued]
+        # Nothing else is in flight, so both ends are given back as soon as the copies are queued.
+        pool.release(world, [block for pair in self.step.copies for block in pair])
+        for row in self.step.rows:
+            row.request.computed = row.end
+            row.request.prefilling = row.end < row.request.known
+        return self.step
+
+    # -- running requests ---------------------------------------------------------------------------------------------
+
+    def _advance(self, request: Request) -> bool:
+        """Schedule a running request. False where the step has no room for it or for anybody after it."""
+        start = request.computed
+        drafts = max(0, request.drafts)
+        tokens = request.known + drafts - start
+        if 0 < self.threshold < tokens:
+            tokens = self.threshold
+        tokens = min(tokens, self.budget, self.config.max_model_len - start - 1)
+        end = self._cut(request, start, start + tokens)
+        if end <= start:
+            return True
+        need = Need(end, start)
+        while not self._take(request, need):
+            newest = self.world.running[-1]
+            preempt(self.world, self.sizes, newest)
+            self.step.preempted = True
+            if newest is request:
+                return False
+        self.step.decoding = True
+        self.step.prefilling |= request.prefilling
+        drafts = max(0, end - request.known)
+        request.drafts = 0
+        self.step.rows.append(Row(request, start, end, drafts))
+        self.budget -= end - start
+        return True
+
+    # -- waiting requests ---------------------------------------------------------------------------------------------
+
+    def _admit_all(self) -> None:
+        world, skipped = self.world, self._skipped
+        while self.budget > 0 and len(world.running) < self.config.max_running:
+            queue = world.loading or world.waiting
+            if not queue:
+                break
+            request = queue[0]
+            if request.status == LOADING:
+                skipped.append(queue.pop(0))
+                continue
+            if request.status == ARRIVED:
+                self._arrive(request)
+            admitted = self._admit(request)
+            if admitted is None:
+                break
+            queue.pop(0)
+            if admitted:
+                world.running.append(request)
+                request.status = RUNNING
+            else:
+                request.status = LOADING
+                skipped.append(request)
+        world.loading[:0] = skipped
+
+    def _arrive(self, request: Request) -> None:
+        """The load is there: what it brought is keyed, and one token at least is computed."""
+        key(self.world, self.sizes, request, request.computed)
+        if request.computed == request.known:
+            request.computed -= 1
+        request.status = WAITING
+
+    def _admit(self, request: Request) -> bool | None:
+        """Let a waiting request in. ``None``: not in this step; ``False``: it begins to wait for a load."""
+        computed, hit, external = request.computed, None, 0
+        if computed == 0:
+            hit, external = self._resume_point(request)
+            computed = hit.tokens + external
+        if hit is not None and external and self.config.connector == "async":
+            return self._load(request, hit, external)
+        tokens, padded = request.known - computed, False
+        room = self.config.max_model_len - computed
+        if self.config.speculative and tokens == 1 and not self.step.prefilling and (self.step.decoding or computed):
+            whole = 1 + self.config.speculative
+            if whole < room:
+                if whole > self.budget:
+                    return None
+                tokens, padded = whole, True
+        if 0 < self.threshold < tokens:
+            tokens = self.threshold
+        end = self._cut(request, computed, computed + min(tokens, self.budget))
+        if end <= computed:
+            return None
+        if padded and end - computed != 1 + self.config.speculative:
+            end, padded = computed + 1, False
+        need = Need(end, hit.tokens, external, hit.blocks) if hit is not None else Need(end, computed)
+        if not self._take(request, need, gate=self.config.full_sequence_must_fit):
+            return None
+        load = self._flight(request, need, hit) if hit is not None and external else None
+        drafts = self.config.speculative if padded else 0
+        self.step.rows.append(Row(request, computed, end, drafts, wrong=padded, load=load))
+        self.budget -= end - computed
+        request.computed, request.prefilling = computed, end < request.known
+        return True
+
+    def _load(self, request: Request, hit: Hit, external: int) -> bool | None:
+        """Make room for an asynchronous load, leaving others what they still need, and begin it."""
+        need = Need(hit.tokens + external, hit.tokens, external, hit.blocks)
+        others = [*self.world.requests(), *self._skipped]
+        reserved = sum(self._remaining(other) for other in others if self._prefills(other))
+        reserved += self.sizes.drafting_blocks
+        if not self._take(request, need, self.config.full_sequence_must_fit, reserved, keyed=False):
+            return None
+        request.computed = need.computed
+        self.world.flights.append(self._flight(request, need, hit))
+        return False
+
+    def _flight(self, request: Request, need: Need, hit: Hit) -> Flight:
+        start = need.local - need.local % self.config.scheduler_block
+        missing = min(request.missing, need.computed - start)
+        tables = tuple(tuple(table) for table in request.tables)
+        return Flight(request.name, self.config.load_steps, start, need.computed, missing, tables,
+                      tuple(request.states[: need.computed + 1]))  # fmt: skip
+
+    def _prefills(self, request: Request) -> bool:
+        held = request.status == WAITING and request.computed > 0
+        return held or request.status in (LOADING, ARRIVED) or request.prefilling
+
+    def _remaining(self, request: Request) -> int:
+        """Blocks that a request which is not done with its prefill still needs."""
+        drafts = self.config.speculative
+        need = Need(request.known, request.computed, ahead=1 + drafts if drafts else 0)
+        return sum(part.total for part in charge(self.world, self.sizes, request, need))
+
+    # -- where to resume ----------------------------------------------------------------------------------------------
+
+    def _resume_point(self, request: Request) -> tuple[Hit, int]:
+        """What is adopted of the local hit, and how many tokens a store brings on top of it."""
+        world, sizes, config = self.world, self.sizes, self.config
+        connected = config.connector != "none"
+        hit = (lookup.apart if connected and config.divergent_hits else lookup.agreed)(world, sizes, request)
+        request.junction = hit.junction
+        self._looked_up(request, hit)
+        self._answer = (hit.tokens, 0, hit.diverged)
+        if not connected:
+            return hit, 0
+        tail = hit.tokens % config.scheduler_block
+        offered = offer(sizes, request, hit.tokens - tail)
+        self._answer = (hit.tokens, offered, hit.diverged)
+        joint = lookup.agreed(world, sizes, request) if hit.diverged else hit
+        point = resume(hit.tokens, tail, joint.tokens, hit.diverged, offered)
+        local, external = int(point.local), int(point.external)
+        if hit.diverged and not external:
+            request.junction = joint.junction
+            self._looked_up(request, joint)
+            self._answer = (joint.tokens, offered, False)
+            return joint, 0
+        if local < hit.tokens:
+            hit = self._truncated(request, hit, local)
+        return hit, external
+
+    def _truncated(self, request: Request, hit: Hit, endpoint: int) -> Hit:
+        """The same up to ``endpoint`` tokens. Attention covers it, a recurrent group may be short."""
+        blocks = tuple(
+            found[: ceil(endpoint, group.block_size)]
+            for group, found in zip(self.config.groups, hit.blocks, strict=True)
+        )
+        if self.emit is not None:
+            self.emit(Truncate(request.name, endpoint, hit.blocks, blocks))
+        return Hit(endpoint, blocks, hit.junction, hit.diverged)
+
+    def _looked_up(self, request: Request, hit: Hit) -> None:
+        if self.emit is not None:
+            states = tuple(request.states)
+            self.emit(Lookup(request.name, states, hit.tokens, request.known - 1, hit.blocks,
+                             joint=not self.config.divergent_hits, diverged=hit.diverged))  # fmt: skip
+
+    # -- chunks and blocks --------------------------------------------------------------------------------------------
+
+    def _cut(self, request: Request, start: int, offered: int) -> int:
+        prefill_end = request.prefill_end
+        if start >= prefill_end or offered <= start:
+            return offered
+        case = (start, offered, prefill_end, request.prompt, request.known, request.junction)
+        end = self.sizes.chunk(*case)
+        if self.emit is not None:
+            stops = self.sizes.stops(*case)
+            self.emit(Split(request.name, start, offered - start, end - start, prefill_end, self.sizes.limit, stops))
+        return end
+
+    def _take(self, request: Request, need: Need, gate: bool = False, reserved: int = 0, keyed: bool = True) -> bool:
+        """Take what is needed, or nothing. ``gate``: all that is known of the request has to fit first."""
+        world, sizes = self.world, self.sizes
+        free, self._asked = len(world.queue), []
+        if gate:
+            whole = Need(min(request.known, self.config.max_model_len), need.local, need.external, need.hits)
+            if self._ask(request, whole, dry=True) > free:
+                return self._refused(request, reserved)
+        retire(world, sizes, request, need.computed)
+        if self.emit is not None:
+            self._ask(request, need, dry=True)
+        total = self._ask(request, need, dry=False)
+        free = len(world.queue)
+        if total > free - reserved:
+            return self._refused(request, reserved)
+        fresh = request.cached[0] < 0
+        taken = allocate(world, sizes, request, need)
+        if self.emit is not None:
+            if fresh and need.computed and need.hits:
+                self._resumed(request, need)
+            self.emit(Allocate(request.name, True, free - len(world.queue), free, tuple(self._asked),
+                               tuple(taken.new), tuple(taken.hit), reserved))  # fmt: skip
+        if keyed:
+            key(world, sizes, request, min(need.end, request.known))
+        return True
+
+    def _ask(self, request: Request, need: Need, dry: bool) -> int:
+        groups: tuple[GroupEstimate, ...] = charge(self.world, self.sizes, request, need)
+        if self.emit is not None:
+            event = Estimate(request.name, dry, need.end, need.computed, groups, len(self.world.queue))
+            self._asked.append(event)
+            self.emit(event)
+        return sum(part.total for part in groups)
+
+    def _refused(self, request: Request, reserved: int) -> bool:
+        if self.emit is not None:
+            free = len(self.world.queue)
+            self.emit(Allocate(request.name, False, 0, free, tuple(self._asked), reserved=reserved))
+        return False
+
+    def _resumed(self, request: Request, need: Need) -> None:
+        if self.emit is None:
+            return
+        adopted = []
+        for group, found in zip(self.config.groups, need.hits, strict=True):
+            passed = max(0, need.computed - 1) // group.block_size if group.kind == "mamba" else 0
+            passed = min(passed, len(found))
+            adopted.append((*[NULL] * passed, *found[passed:]))
+        asynchronous = self.config.connector == "async" and need.external > 0
+        self.emit(Resume(request.name, need.local, need.external, tuple(adopted), *self._answer, asynchronous))
+
+
+def offer(sizes: Sizes, request: Request, local: int) -> int:
+    """How many tokens a store can add to ``local`` ones (whole blocks), leaving one to compute."""
+    block = sizes.config.scheduler_block
+    return max(0, min(request.store, request.known - 1) // block * block - local)
+
+
+def preempt(world: World, sizes: Sizes, request: Request) -> None:
+    """A running request loses its blocks and waits again, first in line."""
+    world.running.remove(request)
+    release_all(world, sizes, request)
+    request.status, request.preempted = WAITING, True
+    world.waiting.insert(0, request)
+
+
+def remove(world: World, sizes: Sizes, request: Request) -> None:
+    """The request is gone. Where a store may save what it leaves, what it has outgrown is let go first."""
+    if sizes.config.connector != "none":
+        retire(world, sizes, request, request.computed)
+    release_all(world, sizes, request)
+
+
+def release_all(world: World, sizes: Sizes, request: Request) -> None:
+    """Everything the request counts on is let go: group by group, later slots first."""
+    tables = request.tables
+    request.strip(len(sizes.config.groups))
+    for table in tables:
+        pool.release(world, list(reversed(table)))
