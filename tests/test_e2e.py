@@ -5,6 +5,7 @@ They need an interpreter whose vLLM can run models (``bench/e2e.py`` says how to
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import random
@@ -12,14 +13,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvproof.impl.vllm.e2e import copies
 from kvproof.impl.vllm.e2e.compare import Plain, Spoiler, compare, control, importable, swap, workload, zero
 from kvproof.impl.vllm.e2e.engine import Answer, Engine
+from kvproof.impl.vllm.e2e.misses import SETTINGS, SHAPES, Seen, Shape
 from kvproof.impl.vllm.e2e.models import MODELS
 
 BENCH = Path(__file__).parent.parent / "bench" / "e2e.py"
+MISSES = BENCH.with_name("misses.py")
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 
 REASON = "this interpreter has no vllm: bench/e2e.py says how to set one up"
@@ -35,8 +40,9 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="this interpreter has a vllm")
-def test_without_a_vllm_the_bench_says_what_is_missing() -> None:
-    done = subprocess.run([sys.executable, BENCH], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("bench", [BENCH, MISSES], ids=lambda bench: bench.stem)
+def test_without_a_vllm_the_bench_says_what_is_missing(bench: Path) -> None:
+    done = subprocess.run([sys.executable, bench], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "")
     assert "has no vllm" in done.stdout
 
@@ -143,3 +149,98 @@ class TestFaults:
                 keys[first], keys[last] = keys[last], keys[first]
 
         assert "differs from it by" in self.broken(engine, exchange, at=40)
+
+
+# -- why so few hits --------------------------------------------------------------------------------------------------
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.release
+@pytest.mark.parametrize("model", sorted({SETTINGS[shape.setting].model.name for shape in SHAPES}))
+def test_public_shapes_of_no_hits_get_the_right_explanation(model: str, tmp_path: Path) -> None:
+    command = [sys.executable, MISSES, "--model", model, "--json", tmp_path / "misses.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "misses.json").read_text())
+    assert [one["name"] for one in found] == [s.name for s in SHAPES if SETTINGS[s.setting].model.name == model]
+    for one in found:
+        assert (one["seen"]["cached"], one["wrong"]) == (0, [])
+        assert one["of contrast"]["cached"] > 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.setting}: {shape.name}")
+def test_a_miss_is_right_only_with_its_line_and_its_counters_and_a_contrast_that_hits(shape: Shape) -> None:
+    miss = Seen(0, (shape.line,), {shape.counts: 1}, {shape.counts: shape.attention})
+    hit = Seen(64, (), {}, {})
+    assert shape.wrong(miss, hit) == []
+    for changes in (
+        {"cached": 32},
+        {"lines": ()},
+        {"lines": miss.lines * 2},
+        {"hits": {}},
+        {"lost": {shape.counts: 1}},
+    ):
+        assert len(shape.wrong(dataclasses.replace(miss, **changes), hit)) == 1
+    assert shape.wrong(miss, dataclasses.replace(hit, cached=0)) == ["the contrast finds nothing either"]
+    assert "for the same reason" in "".join(shape.wrong(miss, dataclasses.replace(hit, hits=miss.hits)))
+
+
+class TestCopies:
+    """The kernels' stand-ins, on two requests of which the second is in row 1 of the block table."""
+
+    BLOCK, WINDOW, WIDE, HEAD = 4, 3, 5, 6
+
+    def states(self) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Windows and temporal states of ten blocks, and what the kernels are told of them."""
+        torch = pytest.importorskip("torch")
+        windows = torch.arange(10.0 * self.WINDOW * self.WIDE).reshape(10, self.WINDOW, self.WIDE)
+        temporal = torch.arange(10.0 * self.HEAD).reshape(10, self.HEAD) + 1000
+        self.table = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=torch.int32)
+        told = (
+            torch.tensor([self.table.data_ptr()]),
+            self.table.stride(0),
+            torch.tensor([windows.data_ptr(), temporal.data_ptr()]),
+            torch.tensor([4 * self.WINDOW * self.WIDE, 4 * self.HEAD]),
+            torch.tensor([4, 4]),
+            torch.tensor([self.WIDE, self.HEAD]),
+            torch.tensor([self.WINDOW, 0]),
+            torch.tensor([0, 0]),
+            None,
+            None,
+        )
+        return windows, temporal, told
+
+    def precopy(self, told: tuple[Any, ...], *columns: Any, rows_first: bool = False) -> None:
+        copies.precopy(*columns, *told, None, 2, CONV_STATE_DIM_FIRST=rows_first, HAS_IDX_MAPPING=False)
+
+    def test_a_request_takes_its_state_into_a_new_block(self) -> None:
+        windows, temporal, told = self.states()
+        old, before = windows.clone(), temporal.clone()
+        self.precopy(told, [2, 1], [-1, 0], [0, 1])  # the first is new, the second had one draft accepted
+        assert (windows[6, :-1] == old[5, 1:]).all()
+        assert (temporal[6] == before[6]).all(), "it is in the column of the accepted token already"
+        untouched = [block for block in range(10) if block != 6]
+        assert (windows[untouched] == old[untouched]).all()
+        self.precopy(told, [3, 1], [0, 1], [0, 0])
+        assert (temporal[4] == before[1]).all()
+        assert (windows[4] == old[1]).all()
+
+    def test_what_is_accepted_up_to_a_boundary_is_kept_there(self) -> None:
+        windows, temporal, told = self.states()
+        old, before = windows.clone(), temporal.clone()
+        # A step of 2 tokens after 3, the draft accepted: its first token comes to the boundary 4. After 6: its second.
+        accepted, column, left = [2, 2], [1, 1], [2, 2]
+        copies.postprocess(
+            accepted, column, [2, 2], [3, 6], [1, 1], *told, left, None, 2, block_size=4, CONV_STATE_DIM_FIRST=False
+        )
+        assert (windows[1] == old[2]).all()
+        assert (temporal[1] == before[2]).all()
+        assert (windows[6, :-1] == old[6, 1:]).all()
+        assert (temporal[6] == before[7]).all()
+        assert left == [2, 1]
+
+    def test_what_is_not_copied_here_is_refused(self) -> None:
+        told = self.states()[2]
+        with pytest.raises(NotImplementedError, match="row by row"):
+            self.precopy(told, [1, 1], [0, 0], [0, 0], rows_first=True)

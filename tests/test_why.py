@@ -52,6 +52,9 @@ SAID: dict[str, tuple[int, int, str]] = {
     ),
     "eagle": (64, 128, f"full attention group 0 (nearest blocks at 64 and 128), {DROPPED}"),
     "long enough but for the drop": (0, 64, f"full attention group 0 (nearest blocks at 64), {DROPPED}"),
+    "drafter's layer in the model's own group": (
+        0, 64, f"full attention group 0 (nearest blocks at 64), {DROPPED}",
+    ),
     "evicted": (0, 384, f"{NONE}, state {GONE}"),
     "evicted, a state below left": (320, 384, f"recurrent group 1 (nearest state at 320), state {GONE}"),
     "window evicted": (320, 384, f"sliding window group 1 (nearest window at 320), window {GONE}"),

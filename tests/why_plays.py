@@ -37,6 +37,8 @@ STEPS = Action("step", times=8)
 FINE = (Group("full", 16), Group("mamba", 64))
 WINDOWED = (Group("full", 64), Group("window", 64, window=100))
 DRAFTED = (Group("full", 16), Group("mamba", 64), Group("full", 16, drafter=True))
+TOGETHER = (Group("full", 64, drafter=True), Group("mamba", 64))
+"""As MTP heads have it that reuse the model's own kind of layer: both are in one group, and it is flagged."""
 EAGLE: dict[str, Any] = {"eagle": True, "speculative": 1}
 STORE: dict[str, Any] = {**EAGLE, "connector": "sync"}
 """From 0.33 on a hit is dropped for the drafter only where there is a connector."""
@@ -67,6 +69,14 @@ PLAYS: dict[str, tuple[Config, tuple[Action | Unkey, ...]]] = {
     "eagle": (
         config(Group("full", 64), **STORE, retention=None),
         (submit("a", 128), STEPS, submit("b", 200, "a", 128), STEPS),
+    ),
+    "drafter's layer in the model's own group": (
+        config(*TOGETHER, **STORE),
+        (submit("a", 100), STEPS, submit("b", 100, "a", 100), STEPS),
+    ),
+    "attention evicted, drafter's layer in its group": (
+        config(*TOGETHER, **STORE),
+        (submit("a", 400), STEPS, Unkey(0), submit("b", 400, "a", 400), STEPS),
     ),
     "evicted": (
         config(),

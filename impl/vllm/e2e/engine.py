@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvproof.impl.vllm.e2e import copies
 from kvproof.impl.vllm.e2e.models import LOAD_FORMAT, Model, register_loader
 
 BLOCK: Final = 32
@@ -68,6 +69,8 @@ class Engine:
             os.environ.setdefault(name, value)
         vllm = importlib.import_module("vllm")
         register_loader()
+        if options.get("speculative_config"):
+            copies.register()
         self.model = model
         self.version: str = vllm.__version__
         self._sampling: Callable[..., Any] = vllm.SamplingParams

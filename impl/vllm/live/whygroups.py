@@ -13,7 +13,11 @@ from typing import Any, Literal
 from kvproof.impl.vllm.live.keyhistory import START_STEP, Prompt, digests, marks
 
 Kind = Literal["full", "window", "mamba", "drafter"]
-"""What a group caches. A drafter's group is named so whatever it caches: it is not the model's own."""
+"""What a group caches. A drafter's own group is named so whatever it caches: it is not the model's.
+
+An MTP head that is one more layer of the model's own kind shares the group of the model's full attention, and vLLM
+flags that group. It is the model's own then.
+"""
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
     ("MambaManager", "mamba"),
@@ -162,13 +166,14 @@ def read(manager: Any) -> Cache:
 
 def _groups(coordinator: Any, alignment: int) -> Iterator[CacheGroup]:
     declared = coordinator.kv_cache_config.kv_cache_groups
-    for index, (group, manager) in enumerate(zip(declared, coordinator.single_type_managers, strict=True)):
-        names = {cls.__name__ for cls in type(manager).__mro__}
-        caches = next((kind for name, kind in _KINDS if name in names), None)
+    both = list(zip(declared, map(_caches, coordinator.single_type_managers), strict=True))
+    # Without attention in another group, the flagged one has the model's own layers beside the drafter's.
+    apart = any(caches not in (None, "mamba") and not _flagged(group) for group, caches in both)
+    for index, ((group, caches), manager) in enumerate(zip(both, coordinator.single_type_managers, strict=True)):
         if caches is None or not getattr(group.kv_cache_spec, "prefix_cacheable", True):
             continue
         block = int(manager.block_size)
-        drafter = bool(getattr(group, "is_eagle_group", False))
+        drafter = apart and _flagged(group)
         drops = bool(getattr(manager, "use_eagle", False)) and caches != "mamba"
         yield CacheGroup(
             index=index,
@@ -182,6 +187,15 @@ def _groups(coordinator: Any, alignment: int) -> Iterator[CacheGroup]:
             suffix=index.to_bytes(4, "big"),
             cached=manager.block_pool.cached_block_hash_to_block.get_one_block,
         )
+
+
+def _caches(manager: Any) -> Kind | None:
+    names = {cls.__name__ for cls in type(manager).__mro__}
+    return next((kind for name, kind in _KINDS if name in names), None)
+
+
+def _flagged(group: Any) -> bool:
+    return bool(getattr(group, "is_eagle_group", False))
 
 
 def floor(position: int, step: int) -> int:
