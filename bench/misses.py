@@ -96,7 +96,7 @@ def main() -> int:
         print(f"{plugin.MODE}={os.environ[plugin.MODE]} explains nothing: use touched or full, or leave it out")
         return 2
     if options.record:
-        found = [(asdict(play), asdict(seen)) for play, seen in misses.run(options.setting)]
+        found = [(asdict(play), asdict(seen)) for play, seen in misses.run(options.setting, lambda: plugin.installed)]
         options.record.write_text(json.dumps(found), encoding="utf-8")
         return 0
     shapes = misses.select(options.model)

@@ -67,7 +67,10 @@ def _a_number(value: float | None) -> float | None:
 
 
 SubjectArgument = Annotated[
-    str, typer.Argument(metavar="SUBJECT", help=f"vllm (installed here), vllm=={subjects.NEWEST} or vllm@PATH")
+    str,
+    typer.Argument(
+        metavar="SUBJECT", help=f"spec, reference, vllm (installed here), vllm=={subjects.NEWEST} or vllm@PATH"
+    ),
 ]
 Seed = Annotated[
     int | None, typer.Option(min=0, max=MOST_SEED, help="Where the random search starts; printed in any case.")
@@ -141,22 +144,101 @@ def verify(
 
 @app.command()
 def prove(
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="SUBJECT",
+            help=f"Prove claims about a release's own functions: vllm, vllm=={subjects.NEWEST} or vllm@PATH.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write each proof there as SMT-LIB 2.")] = None,
+    scenarios: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="With --on: where counterexamples that an engine can replay go (kvproof-findings)."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_WORKERS, help="With --on: processes to prove with (default: one per core)."),
+    ] = None,
+    known: Known = None,
     report_folder: ReportFolder = None,
 ) -> int:
-    """Prove the rules for all sizes, with two solvers, and show that old faults are caught."""
+    """Prove the rules for all sizes, with two solvers, and show that old faults are caught.
+
+    With --on, prove claims about the functions of a release as shipped. Exit code 1 if one is refuted that is not
+    recorded.
+    """
     from kvproof import proofs
     from kvproof.table import show
 
     if out is not None:
         require_folder(out, "proofs")
     _require_reports("prove", report_folder)
+    if on is not None:
+        return _prove_on(on, out, scenarios or Path("kvproof-findings"), workers, known, report_folder)
+    if (scenarios, workers, known) != (None, None, None):
+        raise UsageError("--scenarios, --workers and --findings are about a release's functions: name it with --on")
     report = Report("prove")
     try:
         report.rows.extend(proofs.prove(out, say))
     except KeyboardInterrupt:
         report.interrupted = True
     report.facts["claims"] = len(report.rows)
+    return _finish(report, report_folder, show)
+
+
+def _prove_on(
+    on: str, out: Path | None, scenarios: Path, workers: int | None, known: Path | None, report_folder: Path | None
+) -> int:
+    from kvproof import shipped
+
+    target = subjects.parse(on)
+    require_folder(scenarios, "scenarios")
+    report = Report("prove", target.text)
+    try:
+        shipped.prove(report, target, shipped.Options(workers or _cores(), out, scenarios, known), say)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    return _finish(report, report_folder, shipped.show)
+
+
+@app.command()
+def explore(
+    scopes: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCOPE]...", help="Small worlds by name (default: all).")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=MOST_WORKERS, help="Processes to explore with. One can save and go on.")
+    ] = 1,
+    most: Annotated[
+        int, typer.Option("--states", min=1, max=MOST_STEPS, help="Visit so many states of each at most.")
+    ] = 2_000_000,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep what was visited there from time to time, and go on from it."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where counterexamples go.")] = Path("kvproof-findings"),
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Plant faults in the machine, and show that each is found.")
+    ] = False,
+    report_folder: ReportFolder = None,
+) -> int:
+    """Visit every state of the abstract machine in small worlds, and judge every move."""
+    from kvproof import exploring
+    from kvproof.table import show
+
+    for folder, what in ((out, "counterexamples"), (save, "what was visited")):
+        if folder is not None:
+            require_folder(folder, what)
+    _require_reports("explore", report_folder)
+    report = Report("explore")
+    try:
+        exploring.run(report, exploring.Options(tuple(scopes or ()), workers, most, save, out, mutants), say)
+    except KeyboardInterrupt:
+        report.interrupted = True
     return _finish(report, report_folder, show)
 
 

@@ -147,7 +147,8 @@ def _keep(
 def _file_name(finding: Finding, target: subjects.Target) -> str:
     """The same finding by the same scenario gets the same name, so that a repeat run adds no second file."""
     digest = hashlib.sha256(json.dumps(finding.scenario.to_dict(), sort_keys=True).encode()).hexdigest()[:8]
-    where = f"vllm-{target.release}" if target.release and target.kind not in ("spec", "reference") else target.text.partition("@")[0]
+    ours = target.kind in ("spec", "reference")
+    where = f"vllm-{target.release}" if target.release and not ours else target.text.partition("@")[0]
     return (
         re.sub(r"[^\w.+-]+", "_", f"{where}-{finding.violation.invariant}-{finding.violation.cause}-{digest}") + ".json"
     )

@@ -26,7 +26,8 @@ _FORMS = "spec, reference, vllm, vllm==0.33.0 or vllm@PATH"
 class Target:
     """A subject that was named but not loaded yet.
 
-    ``release`` is what findings are recorded for: its vLLM version, empty where it can't be told, ``spec`` or ``reference``.
+    ``release`` is what findings are recorded for: its vLLM version (empty where it can't be told), ``spec`` or
+    ``reference``.
     """
 
     text: str

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
+from kvproof.models.stateful.strategies import Dice, Menu, Retention, draw_setup
 from kvproof.spec.events import Crash, Event, Forward, Lookup, Observation, StepEnd
-from kvproof.spec.scenario import Scenario
+from kvproof.spec.machine.sizes import beyond
+from kvproof.spec.scenario import Action, Scenario
 from kvproof.spec.subject import Subject
 from kvproof.spec.tracer import length_of
 from kvproof.spec.view import View
@@ -105,3 +108,44 @@ def compare(left: Subject, right: Subject, scenario: Scenario) -> tuple[int, Div
     if len(traces[0].steps) != len(traces[1].steps):
         return steps, Divergence(steps + 1, [f"steps: {len(traces[0].steps)} against {len(traces[1].steps)}"])
     return steps, None
+
+
+def draw(seed: int, default_retention: Retention) -> Scenario:
+    """One scenario that a machine and a release can both run, by its seed: configuration, conversations, interference.
+
+    Drawn from the fuzzer's menus. A store keeps what it promises here: losing it is not part of how releases are
+    driven.
+    """
+    random = Random(seed)
+    while True:
+        setup = draw_setup(Dice(random.randbytes(40))).plain().resolved(default_retention)
+        if setup.config.problem() is None and not beyond(setup.config):
+            break
+    dice, menu = Dice(random.randbytes(4000)), Menu(setup)
+    kinds = ["submit", "submit", "step", "step", "step", "finish", "abort"]
+    kinds += ["reset"] if setup.resets else []
+    kinds += ["preempt", "evict"] if setup.forced else []
+    actions: list[Action] = []
+    names: list[str] = []
+    for _ in range(random.randrange(4, 40)):
+        kind = dice.of(kinds)
+        if kind == "submit":
+            actions.append(_submission(dice, menu, names))
+            names.append(actions[-1].request)
+        elif kind == "step":
+            actions.append(Action("step", times=1 + dice.up_to(5), accept=dice.of(menu.accepts)))
+        elif kind == "evict":
+            actions.append(Action("evict", times=dice.up_to(3)))
+        elif kind == "reset":
+            actions.append(Action("reset"))
+        elif names:
+            actions.append(Action(kind, dice.of(names)))  # type: ignore[arg-type]
+    return Scenario(setup.config, tuple(actions), note=f"conformance scenario {seed}")
+
+
+def _submission(dice: Dice, menu: Menu, names: Sequence[str]) -> Action:
+    base = dice.of(names) if names and dice.pick(False, True, True) else ""
+    shared = dice.of(menu.lengths) if base else 0
+    length = shared + dice.of(menu.extras) if base else dice.of(menu.prompts)
+    return Action("submit", f"r{len(names) + 1}", base, shared, length, dice.of(menu.outputs),
+                  external=menu.external(dice, shared, length))  # fmt: skip

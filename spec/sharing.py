@@ -1,4 +1,4 @@
-"""Which writes of a step others would see"""
+"""Which writes of a step others would see."""
 
 from __future__ import annotations
 

@@ -207,8 +207,24 @@ def untouched() -> dict[str, Any]:
     plain = not {"schedule", "update_from_output"} & engine.scheduler.__dict__.keys()
     watching = install()
     patched = all(cls.__init__ is not init for cls, init in zip(classes, before, strict=True))
+    first, second = PlainEngine(HYBRID), PlainEngine(HYBRID)
     watching.uninstall()
-    return {"inert": inert and plain, "patched": patched, "restored": [cls.__init__ for cls in classes] == before}
+    after = PlainEngine(HYBRID)
+    for number in range(3):
+        for one in (first, second, after):
+            one.submit(f"r{number}", range(100 * number, 100 * number + 40), 8)
+            one.step()
+    counted = [one.scheduler.kv_cache_manager._kvproof._steps for one in (first, second)]
+    managers = [one.scheduler.kv_cache_manager for one in (engine, after)]
+    parts = [part for manager in managers for part in (manager, manager.coordinator, manager.block_pool)]
+    return {
+        "inert": inert and plain,
+        "patched": patched,
+        "restored": [cls.__init__ for cls in classes] == before,
+        "plain after": not any("kvproof" in name for part in parts for name in dir(type(part))),
+        "still watched": counted == [3, 3] and bool(watching.evaluations),
+        "errors": watching.errors + told(watching),
+    }
 
 
 def plugged(file: str) -> dict[str, Any]:

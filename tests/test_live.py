@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +155,9 @@ def test_nothing_is_patched_unless_asked_for() -> None:
     assert answer["inert"]
     assert answer["patched"]
     assert answer["restored"]
+    assert answer["plain after"]
+    assert answer["still watched"]
+    assert answer["errors"] == []
 
 
 @pytest.mark.release
@@ -231,3 +236,109 @@ def test_the_past_of_a_large_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 def test_records_name_what_the_plug_in_takes_for_known() -> None:
     known = findings.known_for(findings.load(), "0.33.0").identities
     assert ("SLOT.key-content", "full-key-stale") in known
+
+
+class _Pool:
+    """Something to lay methods over."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def take(self, count: int, *, of: int = 0, **more: int) -> int:
+        return self.size - count - of - sum(more.values())
+
+
+class _OtherPool(_Pool):
+    pass
+
+
+def test_methods_are_laid_over_one_object_and_over_no_other() -> None:
+    from kvproof.impl.vllm.live.overlay import lay_from_birth, wrap
+
+    undo: list[Any] = []
+    lay_from_birth(_Pool, undo)
+    born, untouched, derived = _Pool(10), _Pool(20), _OtherPool(30)
+    undo.pop()()
+    late = _Pool(40)
+    assert type(late) is _Pool
+    assert isinstance(derived, _OtherPool)
+    heard: list[Any] = []
+
+    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+        heard.append(original.__self__.size)
+        return original(*args, **kwargs)
+
+    for pool in (born, derived, late):
+        wrap(pool, "take", around, undo)
+        wrap(pool, "nothing of that name", around, undo)
+    assert [pool.take(1) for pool in (born, untouched, derived, late)] == [9, 19, 29, 39]
+    assert heard == [10, 30, 40]
+    assert vars(born) == {"size": 10}
+    for take_off in undo:
+        take_off()
+    assert [pool.take(1) for pool in (born, untouched, derived, late)] == [9, 19, 29, 39]
+    assert len(heard) == 3
+
+
+def test_a_method_set_on_the_object_is_wrapped_there() -> None:
+    from kvproof.impl.vllm.live.overlay import wrap
+
+    undo: list[Any] = []
+    pool = _Pool(10)
+    own = pool.take = lambda count: -count  # type: ignore[method-assign,assignment,misc]
+    wrap(pool, "take", lambda original, count: 100 + original(count), undo)
+    assert pool.take(1) == 99
+    undo.pop()()
+    assert pool.take is own
+
+
+@pytest.mark.parametrize("born", [True, False])
+def test_what_is_copied_or_pickled_is_plain_and_not_watched(born: bool) -> None:
+    from kvproof.impl.vllm.live.overlay import lay_from_birth, wrap
+
+    undo: list[Any] = []
+    if born:
+        lay_from_birth(_Pool, undo)
+    pool = _Pool(10)
+    for take_off in undo:
+        take_off()
+    wrap(pool, "take", lambda original, count: 0, [])
+    assert pool.take(1) == 0
+    for other in (copy.copy(pool), copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
+        assert type(other) is _Pool
+        other.size = 5
+        assert other.take(1) == 4
+
+
+def test_a_method_is_listened_to_behind_its_own_parameters() -> None:
+    from types import SimpleNamespace
+
+    from kvproof.impl.vllm.live.overlay import listening
+
+    heard: list[Any] = []
+    hooks = SimpleNamespace(changes=0)
+    take = listening(
+        _Pool(10).take, hooks, "answer < limit.least or hooks.changes != before",
+        lambda answer, given: heard.append((answer, given)), limit=SimpleNamespace(least=5),
+    )  # fmt: skip
+    assert take(1) == take(count=1) == 9
+    assert heard == []
+    assert take(1, of=2, more=3) == 4
+    assert heard == [(4, {"count": 1, "of": 2, "more": 3})]
+    with pytest.raises(TypeError):
+        take(1, 2)
+    with pytest.raises(TypeError):
+        take()
+
+
+def test_a_stand_in_is_what_it_stands_for_but_for_its_answers() -> None:
+    from kvproof.impl.vllm.live.calls import StandIn
+
+    pool = _OtherPool(10)
+    stand_in: Any = StandIn(pool, {"take": lambda count: -count})
+    assert isinstance(stand_in, _OtherPool)
+    assert stand_in.__class__ is _OtherPool
+    assert (stand_in.take(1), pool.take(1)) == (-1, 9)
+    stand_in.size = 20
+    assert (stand_in.size, pool.size) == (20, 20)
+    assert not hasattr(stand_in, "nothing of that name")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from kvproof.impl.vllm import sharing
 from kvproof.impl.vllm.coreview import CoreView
 from kvproof.impl.vllm.device import Device
+from kvproof.spec import sharing
 from kvproof.spec.config import Config
 from kvproof.spec.tracer import State, decode_key, length_of
 from kvproof.spec.view import NULL, Key, MambaContent, RunningRequest

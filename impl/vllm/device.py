@@ -20,7 +20,7 @@ columns) and the convolution buffer (in the first column only, where a shift sel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,10 +224,10 @@ class Device:
             self.workers[new.req_id] = WorkerRequest(
                 new.req_id, [list(ids) for ids in new.block_ids], computed, known, done=computed
             )
-        cached = output.scheduled_cached_reqs
-        for i, name in enumerate(cached.req_ids):
-            if only is not None and name not in only:
-                continue
+        cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        names: Iterable[str] = scheduled if only is None else [name for name in scheduled if name in only]
+        places = enumerate(cached.req_ids)
+        for i, name in places if only is None else [place for place in places if place[1] in only]:
             worker, fresh = self.workers[name], cached.new_block_ids[i]
             worker.computed = cached.num_computed_tokens[i]
             if name in cached.resumed_req_ids:
@@ -241,9 +241,8 @@ class Device:
             if only is not None:
                 self.catch_up(name, worker.computed, states_of(name))
         rows = []
-        for name, tokens in output.num_scheduled_tokens.items():
-            if only is not None and name not in only:
-                continue
+        for name in names:
+            tokens = scheduled[name]
             drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
             states = states_of(name)
             worker = self.workers[name]
@@ -285,7 +284,11 @@ class Device:
                     continue
                 first, last = max(row.start, slot * size), min(row.start + row.tokens, (slot + 1) * size)
                 content = self._attention(table[slot], size)
-                content[first - slot * size : last - slot * size] = [row.state(p + 1) for p in range(first, last)]
+                content[first - slot * size : last - slot * size] = (
+                    row.states[first + 1 : last + 1]
+                    if last <= row.known_end
+                    else [row.state(p + 1) for p in range(first, last)]
+                )
 
     def _attention_blocks(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
         written: list[tuple[int, int, int, State | None]] = []

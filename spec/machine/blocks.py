@@ -142,7 +142,7 @@ def allocate(world: World, sizes: Sizes, request: Request, need: Need) -> Taken:
             _grow_states(world, sizes, request, need.end, group, taken)
         else:
             _grow_slots(world, sizes, request, need.end, group, taken)
-    request.grown = True
+    request.grown |= sizes.dialect.grows_without_blocks or any(taken.new[group] for group in sizes.recurrent)
     return taken
 
 
@@ -190,6 +190,7 @@ def _grow_states(world: World, sizes: Sizes, request: Request, end: int, group: 
     if needed <= len(table) and partial < 0:
         return
     before, running = len(table), needed - drafts - 1
+    request.previous = before - 1 - drafts if request.grown else before - 1
     table += [NULL] * (running - before)
     if request.grown:
         for slot in range(before - drafts, min(before, running)):
@@ -221,7 +222,9 @@ def retire(world: World, sizes: Sizes, request: Request, computed: int) -> None:
     for group in sizes.recurrent:
         table = request.tables[group]
         upto = min(last, len(table))
-        if request.retired < upto:
+        if not sizes.dialect.retires_across_gaps:
+            _retire_to_gap(world, request, table, upto, last)
+        elif request.retired < upto:
             gone = [slot for slot in range(upto - 1, request.retired - 1, -1) if table[slot] != NULL]
             blocks = [table[slot] for slot in gone]
             for slot in gone:
@@ -229,6 +232,21 @@ def retire(world: World, sizes: Sizes, request: Request, computed: int) -> None:
             pool.release(world, blocks)
             retired = upto
     request.retired = retired
+
+
+def _retire_to_gap(world: World, request: Request, table: list[int], upto: int, last: int) -> None:
+    """Before 0.30: back to the first null slot, and the running state of the step before."""
+    gone: list[int] = []
+    for slot in range(upto - 1, -1, -1):
+        if table[slot] == NULL:
+            break
+        gone.append(table[slot])
+        table[slot] = NULL
+    pool.release(world, gone)
+    previous = request.previous
+    if 0 <= previous < last and table[previous] != NULL:
+        pool.release(world, [table[previous]])
+        table[previous] = NULL
 
 
 def key(world: World, sizes: Sizes, request: Request, upto: int) -> None:
@@ -268,7 +286,7 @@ def _key_full_blocks(world: World, sizes: Sizes, request: Request, upto: int, gr
 
 def _key_tail(world: World, sizes: Sizes, request: Request, upto: int, group: int) -> None:
     """Attention also keys the last unit of a prompt inside its block."""
-    end = (request.prompt - 1) // sizes.unit * sizes.unit
+    end = sizes.tail(request.prompt)
     slot, table = end // sizes.slot, request.tables[group]
     if 0 < end <= upto and end % sizes.slot and slot < len(table):
         _key_inside(world, request, table[slot], group, end)
@@ -289,9 +307,15 @@ def _key_state(world: World, sizes: Sizes, request: Request, upto: int, group: i
     """A recurrent state inside a block is keyed where the prompt can be resumed last: the next step must copy it."""
     if upto <= 0 or upto % sizes.unit or upto != sizes.tail(request.prompt):
         return
-    slot, table = ceil(upto, sizes.block) - 1, request.tables[group]
-    if slot >= len(table) or table[slot] == NULL or pool.noted(world, table[slot]) == upto:
+    if upto % sizes.block == 0 and not sizes.dialect.leaves_token:
         return
+    slot, table = ceil(upto, sizes.block) - 1, request.tables[group]
+    if slot >= len(table) or table[slot] == NULL:
+        return
+    if pool.noted(world, table[slot]) == upto:
+        if sizes.dialect.knows_keyed_tail:
+            return
+        world.made.add((group, request.states[upto]))
     _key_inside(world, request, table[slot], group, upto)
     if upto % sizes.block:
         request.partial[group] = request.cached[group] = slot

@@ -12,16 +12,96 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``charges_external_state``: an external load brings the recurrent state at its end, which takes a block of its
-    own. Up to 0.33.0 at least that block is not asked for (while a local hit that is not adopted is), and an allocation
-    may fail halfway.
+    """Each switch is on in the specification.
+
+    ``charges_external_state``: an external load brings the recurrent state at its end, which takes a block of its own.
+    Up to 0.33.0 at least that block is not asked for (while a local hit that is not adopted is), and an allocation may
+    fail halfway.
 
     ``waits_for_copied_tail``: a hit that ends inside an attention block is copied ahead of the forward, so a block that
     this very step writes can't be its source yet. Up to 0.33.0 at least only recurrent hits wait for their content.
+
+    ``keys_accepted``: blocks that accepted drafts complete are keyed after that step. Up to 0.32.0 they are keyed with
+    the next allocation.
+
+    ``leaves_token``: the last position worth stopping at leaves a token to compute, for a resend can't resume beyond
+    it. Up to 0.31.0 it is the last boundary of all tokens, and an identical resend of a prompt that ends on it finds
+    nothing there.
+
+    ``knows_keyed_tail``: a state that is keyed already is not keyed again. Up to 0.32.0 it is, and whoever hits it has
+    to wait for the next step.
+
+    ``retires_across_gaps``: all states below the one at the computed position are given back. Up to 0.29.0 a null slot
+    ends the search, and only the running state of the step before is looked for apart.
+
+    ``grows_without_blocks``: a request has had its first allocation even if that took no recurrent block. Up to 0.27.0
+    it has not, and what it is charged next counts the blocks for drafts again.
+
+    ``spares_lone_prefill``: the limit for long prefills keeps one from starving others, so a request that is alone is
+    not limited. Up to 0.30.0 it is.
+
+    ``pads_resumed``: a request with one token left is padded to a whole decoding step if it has computed tokens, even
+    if nobody else runs. Up to 0.29.0 only where others run.
+
+    ``pads_where_room``: it is padded only if the model length has room for that. Up to 0.28.0 it is not admitted at all
+    where the length has none, and keeps the padding that an aligned chunk has cut.
+
+    ``reserves_slots``: an asynchronous load leaves room for what unfinished prefills need, their first decoding step
+    included, as attention slots. In 0.31.0 a block for each of them, and up to 0.30.0 nothing for decoding (switch
+    ``reserves_decoding``).
+
+    ``stops_in_every_block``: chunk ends are aligned up to the end of the prefill (PR 51113). Up to 0.26.0 only up to
+    the last cacheable position, and a chunk that starts beyond it crosses a block's end.
     """
 
     charges_external_state: bool = True
     waits_for_copied_tail: bool = True
+    keys_accepted: bool = True
+    leaves_token: bool = True
+    knows_keyed_tail: bool = True
+    retires_across_gaps: bool = True
+    grows_without_blocks: bool = True
+    spares_lone_prefill: bool = True
+    pads_resumed: bool = True
+    pads_where_room: bool = True
+    reserves_slots: bool = True
+    reserves_decoding: bool = True
+    stops_in_every_block: bool = True
 
 
 SPECIFICATION = Dialect()
+
+
+_SINCE: dict[str, tuple[int, ...]] = {
+    "keys_accepted": (0, 33),
+    "leaves_token": (0, 32),
+    "knows_keyed_tail": (0, 33),
+    "retires_across_gaps": (0, 30),
+    "grows_without_blocks": (0, 28),
+    "spares_lone_prefill": (0, 31),
+    "pads_resumed": (0, 30),
+    "pads_where_room": (0, 29),
+    "reserves_slots": (0, 32),
+    "reserves_decoding": (0, 31),
+    "stops_in_every_block": (0, 27),
+}
+"""The release from which on each switch is on. Those that are missing are on in none."""
+
+
+def dialect_of(release: tuple[int, ...]) -> Dialect:
+    """What a release of vLLM speaks, by its version as numbers. One that is not known speaks as the newest that is."""
+    switches = {name: release >= _SINCE[name] if name in _SINCE else False for name in Dialect.__slots__}
+    return Dialect(**switches)
+
+
+def split_before_51113(block: int, start: int, offered: int, last: int, tail: int, prompt: int, junction: int) -> int:
+    """Where a chunk ended before PR 51113: ends are aligned below the last cacheable position alone."""
+    end = offered // block * block if offered < last else offered
+    following = (start // block + 1) * block
+    stops = [
+        following if start % block and following <= last else 0,
+        last,
+        tail if last < tail < prompt else 0,
+        start + (junction - start) // block * block if start < junction < end else 0,
+    ]
+    return max(start, min((stop for stop in stops if start < stop < end), default=end))

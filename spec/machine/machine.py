@@ -189,7 +189,8 @@ class Machine:
         if self.observer is not None:
             self.view.learn(request.states)
         if self.config.speculative:
-            key(self.world, self.sizes, request, request.computed)
+            if self.sizes.dialect.keys_accepted:
+                key(self.world, self.sizes, request, request.computed)
             request.drafts = self.config.speculative
         if done:
             self.world.running.remove(request)

@@ -64,7 +64,8 @@ class Schedule:
         world = self.world
         world.made = set()
         waiting = len(world.running) + len(world.waiting) + len(world.loading)
-        self.threshold = self.config.long_prefill_threshold if waiting > 1 else 0
+        limited = waiting > 1 or not self.sizes.dialect.spares_lone_prefill
+        self.threshold = self.config.long_prefill_threshold if limited else 0
         for request in list(world.running):
             if self.budget <= 0 or request.status != RUNNING:
                 break
@@ -151,11 +152,11 @@ class Schedule:
         if hit is not None and external and self.config.connector == "async":
             return self._load(request, hit, external)
         tokens, padded = request.known - computed, False
-        room = self.config.max_model_len - computed
-        if self.config.speculative and tokens == 1 and not self.step.prefilling and (self.step.decoding or computed):
-            whole = 1 + self.config.speculative
-            if whole < room:
-                if whole > self.budget:
+        if self._pads(tokens, computed):
+            whole, room = 1 + self.config.speculative, self.config.max_model_len - computed
+            careful = self.sizes.dialect.pads_where_room
+            if whole < room or not careful:
+                if whole > self.budget or whole > room:
                     return None
                 tokens, padded = whole, True
         if 0 < self.threshold < tokens:
@@ -163,7 +164,7 @@ class Schedule:
         end = self._cut(request, computed, computed + min(tokens, self.budget))
         if end <= computed:
             return None
-        if padded and end - computed != 1 + self.config.speculative:
+        if padded and end - computed != 1 + self.config.speculative and self.sizes.dialect.pads_where_room:
             end, padded = computed + 1, False
         need = Need(end, hit.tokens, external, hit.blocks) if hit is not None else Need(end, computed)
         if not self._take(request, need, gate=self.config.full_sequence_must_fit):
@@ -175,12 +176,18 @@ class Schedule:
         request.computed, request.prefilling = computed, end < request.known
         return True
 
+    def _pads(self, tokens: int, computed: int) -> bool:
+        """Whether a request that has ``tokens`` left is to enter with a whole decoding step."""
+        if not self.config.speculative or tokens != 1 or self.step.prefilling:
+            return False
+        return self.step.decoding or (computed > 0 and self.sizes.dialect.pads_resumed)
+
     def _load(self, request: Request, hit: Hit, external: int) -> bool | None:
         """Make room for an asynchronous load, leaving others what they still need, and begin it."""
         need = Need(hit.tokens + external, hit.tokens, external, hit.blocks)
         others = [*self.world.requests(), *self._skipped]
         reserved = sum(self._remaining(other) for other in others if self._prefills(other))
-        reserved += self.sizes.drafting_blocks
+        reserved += self.sizes.decoding_blocks()
         if not self._take(request, need, self.config.full_sequence_must_fit, reserved, keyed=False):
             return None
         request.computed = need.computed
@@ -200,9 +207,10 @@ class Schedule:
 
     def _remaining(self, request: Request) -> int:
         """Blocks that a request which is not done with its prefill still needs."""
-        drafts = self.config.speculative
-        need = Need(request.known, request.computed, ahead=1 + drafts if drafts else 0)
-        return sum(part.total for part in charge(self.world, self.sizes, request, need))
+        drafts, dialect = self.config.speculative, self.sizes.dialect
+        need = Need(request.known, request.computed, ahead=1 + drafts if drafts and dialect.reserves_slots else 0)
+        blocks = sum(part.total for part in charge(self.world, self.sizes, request, need))
+        return blocks if dialect.reserves_slots else blocks + self.sizes.decoding_blocks()
 
     # -- where to resume ----------------------------------------------------------------------------------------------
 

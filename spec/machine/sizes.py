@@ -6,10 +6,10 @@ the same few questions are asked over and over.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from kvproof.spec.config import Config, ConfigError
-from kvproof.spec.machine.dialect import SPECIFICATION, Dialect
+from kvproof.spec.machine.dialect import SPECIFICATION, Dialect, split_before_51113
 from kvproof.spec.radix import Position, Radix
 from kvproof.spec.rules.checkpoint import checkpoint_position
 from kvproof.spec.rules.chunk import Prefill, declared_stops, split
@@ -78,15 +78,18 @@ class Sizes:
         threshold = config.long_prefill_threshold
         self.limit = min(config.step_tokens, threshold) if threshold else config.step_tokens
 
-    @cached_property
-    def drafting_blocks(self) -> int:
-        """Attention blocks that one decoding step may take."""
+    def decoding_blocks(self) -> int:
+        """Attention blocks that one decoding step with drafts may take."""
         rows = 1 + self.config.speculative if self.config.speculative else 0
+        if not rows or not self.dialect.reserves_decoding:
+            return 0
+        if not self.dialect.reserves_slots:
+            return ceil(rows, self.config.scheduler_block)
         return sum(ceil(rows, self.config.groups[group].block_size) for group in self.attention)
 
     def tail(self, prompt: int) -> int:
         """The last position of a prompt from which the same prompt can be resumed, in hash units; 0: none."""
-        return _reusable(self.block, self.unit, prompt, False)
+        return _reusable(self.block, self.unit, prompt + (not self.dialect.leaves_token), False)
 
     def chunk(self, start: int, offered: int, prefill_end: int, prompt: int, known: int, junction: int) -> int:
         """Where a chunk ends that the budget would let end at ``offered``; ``start``: not in this step."""
@@ -101,8 +104,10 @@ class Sizes:
     def _cut(
         self, start: int, offered: int, prefill_end: int, prompt: int, known: int, junction: int
     ) -> tuple[int, tuple[int, ...]]:
-        last = _reusable(self.block, self.unit, known, True)
+        last = _reusable(self.block, self.unit, known + (not self.dialect.leaves_token), True)
         tail = self.tail(prompt) if self.config.partial_hits else 0
+        if not self.dialect.stops_in_every_block:
+            return split_before_51113(self.block, start, offered, last, tail, prompt, junction), (last, tail)
         fits = self.block <= self.limit
         return _chunk(self.block, self.unit, start, offered, prefill_end, prompt, (last, tail, junction), fits)
 

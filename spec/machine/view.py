@@ -62,8 +62,8 @@ class MachineView:
             yield Holder("copy target", target)
         for flight in self.world.flights:
             if flight.orphan:
-                for table in flight.tables:
-                    yield from (Holder(f"load for {flight.request}", block) for block in table if block != NULL)
+                for held in flight.tables:
+                    yield from (Holder(f"load for {flight.request}", block) for block in held if block != NULL)
 
     def holders_of(self, blocks: Collection[int]) -> Iterable[Holder]:
         return (holder for holder in self.holders() if holder.block in blocks)

@@ -13,14 +13,14 @@ import importlib
 import logging
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvproof import plugin
 from kvproof.impl.vllm.e2e.engine import BLOCK, Engine
 from kvproof.impl.vllm.e2e.models import MODELS, VOCABULARY, Model
 from kvproof.impl.vllm.live.counters import SHORT_HITS, TOKENS_LOST
+from kvproof.impl.vllm.live.install import Installed
 
 
 @dataclass(frozen=True)
@@ -240,22 +240,23 @@ class _Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def run(setting: str) -> list[tuple[Play, Seen]]:
+def run(setting: str, watching: Callable[[], Installed | None]) -> list[tuple[Play, Seen]]:
     """Build the engine in this process and play on it.
 
-    The environment must have ``KVPROOF``, and kvproof must be installed, for vLLM to load the plug-in: raises
-    ``RuntimeError`` where it did not, or where something went wrong in the assertions.
+    ``watching`` tells what the plug-in watches once vLLM has loaded it (``KVPROOF`` must be set for that). Raises
+    ``RuntimeError`` where it was not loaded, or where something went wrong in the assertions.
     """
     engine = Engine(SETTINGS[setting].model, **SETTINGS[setting].options)
     said = _Said()
     logging.getLogger("kvproof").addHandler(said)
     try:
-        if plugin.installed is None or not plugin.installed.engines:
-            raise RuntimeError(f"vLLM did not load kvproof as its plug-in, or {plugin.MODE} is not set")
+        installed = watching()
+        if installed is None or not installed.engines:
+            raise RuntimeError("vLLM did not load kvproof as its plug-in, or KVPROOF is not set")
         found = [(play, _played(engine, play, said, number)) for number, play in enumerate(plays(setting))]
-        new = [finding.violation for finding in plugin.installed.findings if not finding.known]
-        if plugin.installed.errors or new:
-            raise RuntimeError(f"the assertions say: {plugin.installed.errors} {new}")
+        new = [finding.violation for finding in installed.findings if not finding.known]
+        if installed.errors or new:
+            raise RuntimeError(f"the assertions say: {installed.errors} {new}")
     finally:
         logging.getLogger("kvproof").removeHandler(said)
         engine.close()

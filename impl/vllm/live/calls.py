@@ -7,13 +7,13 @@ group, and what is taken counted.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from kvproof.impl.vllm.live.judge import Judge
-from kvproof.impl.vllm.live.overlay import Overlay, lasting, wrap
+from kvproof.impl.vllm.live.overlay import lasting, listening, wrap
 from kvproof.impl.vllm.live.poolhooks import PoolHooks
 from kvproof.impl.vllm.live.view import LiveView
 from kvproof.impl.vllm.watch import Watch
@@ -48,10 +48,8 @@ class LiveCalls(Watch):
         self.changed = changed
         self.looked_up: Callable[[Any, int], None] | None = None
         self.undo: list[Callable[[], None]] = []
-        self._armed = self._hearing = False
+        self._hearing = False
         self._aside = False
-        self._arguments = list(inspect.signature(manager.allocate_slots).parameters)[2:]
-        self._question = list(inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters)
         super().__init__(config, _Holder(manager, scheduler), view, Offers(), judge.observe)  # type: ignore[arg-type]
 
     def _install(self) -> None:
@@ -59,7 +57,8 @@ class LiveCalls(Watch):
         self._lay(self.manager, "get_computed_blocks", lambda original: self._looking_up(original, True))
         self._lay(self.manager, "get_computed_blocks_for_connector", lambda original: self._looking_up(original, False))
         scheduler = self.scheduler.real
-        self._groups_laid = [self._group_overlay(*pair) for pair in enumerate(self.coordinator.single_type_managers)]
+        self._groups_asked = self.coordinator.single_type_managers
+        self._groups_heard = tuple(self._heard(*pair) for pair in enumerate(self._groups_asked))
         self._lay(self.coordinator, "get_num_blocks_to_allocate", self._estimating)
         self._lay(self.manager, "allocate_slots", self._allocating)
         undo.append(self._disarm)
@@ -69,18 +68,18 @@ class LiveCalls(Watch):
             if not self.lean and getattr(scheduler, "need_mamba_block_aligned_split", False):
                 self._lay(scheduler, "_mamba_block_aligned_split", self._splitting)
 
-    def _group_overlay(self, group: int, manager: Any) -> Overlay:
+    def _heard(self, group: int, manager: Any) -> StandIn:
         """One group's manager while blocks are asked for and taken: answers are noted, and what is taken counted."""
-        overlay = Overlay(manager)
-        overlay.wrap("get_num_blocks_to_allocate", self._group_asked, group, manager)
+        answers = {"get_num_blocks_to_allocate": partial(self._group_asked, group, manager)}
         for name, counter in zip(_COUNTED, (self._touched, self._taken, self._taken), strict=True):
-            overlay.wrap(name, self._count, counter, group)
-        return overlay
+            original = getattr(manager, name, None)
+            if original is not None:
+                answers[name] = partial(self._count, original, counter, group)
+        return StandIn(manager, answers)
 
     def _lay(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         overlay = lasting(owner)
         overlay.lay(name, make)
-        overlay.on()
         self.undo.append(lambda: overlay.remove(name))
 
     def forget(self, request: str) -> None:
@@ -139,21 +138,15 @@ class LiveCalls(Watch):
     # -- estimates and allocations ------------------------------------------------------------------------------------
 
     def _estimating(self, original: Any) -> Callable[..., Any]:
-        everything, asked = not self.lean, self._asked
+        def asked(total: Any, question: dict[str, Any]) -> None:
+            self.judge.guard(self._asked, original, question, total)
 
-        def estimate(*args: Any, **kwargs: Any) -> Any:
-            total = original(*args, **kwargs)
-            if total or everything:
-                self.judge.guard(asked, original, args, kwargs, total)
-            return total
+        return listening(original, self.hooks, "answer" if self.lean else "True", asked)
 
-        return estimate
-
-    def _asked(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], total: int) -> None:
+    def _asked(self, original: Any, question: dict[str, Any], total: int) -> None:
         """Put the question that was just answered again, and listen to each group's part."""
         if self.hooks.inside < 1 or self._aside:
             return  # nothing will come of it
-        question = {**dict(zip(self._question, args, strict=False)), **kwargs}
         self.hooks.who = question["request_id"]
         self._arm()
         with self._undisturbed(), self._listening():
@@ -174,7 +167,8 @@ class LiveCalls(Watch):
         finally:
             self._hearing = False
 
-    def _group_asked(self, original: Any, group: int, manager: Any, *args: Any, **kwargs: Any) -> Any:
+    def _group_asked(self, group: int, manager: Any, *args: Any, **kwargs: Any) -> Any:
+        original = manager.get_num_blocks_to_allocate
         if not self._hearing:
             return original(*args, **kwargs)
         return self._group_estimate(original, group, manager, *args, **kwargs)
@@ -189,30 +183,23 @@ class LiveCalls(Watch):
 
     def _arm(self) -> None:
         """Blocks may be taken now: count them by group until the allocation is over."""
-        if not self._armed:
-            self._armed = True
-            for overlay in self._groups_laid:
-                overlay.on()
+        self.coordinator.single_type_managers = self._groups_heard
 
     def _disarm(self) -> None:
-        if self._armed:
-            self._armed = False
-            for overlay in self._groups_laid:
-                overlay.off()
+        if self.coordinator.single_type_managers is self._groups_heard:
+            self.coordinator.single_type_managers = self._groups_asked
 
     def _allocating(self, original: Any) -> Callable[..., Any]:
-        hooks, judge = self.hooks, self.judge
+        def allocated(answer: Any, given: dict[str, Any]) -> None:
+            self.judge.guard(self._allocated, given, answer)
 
-        def allocate_slots(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            before = hooks.changes
-            answer = original(request, num_new_tokens, *args, **kwargs)
-            if answer is None or self._estimates or hooks.changes != before:
-                judge.guard(self._allocated, request, args, kwargs, answer)
-            return answer
+        allocate_slots = listening(
+            original, self.hooks, "answer is None or calls._estimates or hooks.changes != before", allocated, calls=self
+        )
 
-        def allocate_by_hand(request: Any, *args: Any, **kwargs: Any) -> Any:
-            with hooks.at_work():
-                return allocate_slots(request, *args, **kwargs)
+        def allocate_by_hand(*args: Any, **kwargs: Any) -> Any:
+            with self.hooks.at_work():
+                return allocate_slots(*args, **kwargs)
 
         # A scheduler's own calls are known to be inside already; this is where a decoding request passes each step.
         return allocate_slots if self.scheduler.real is not None else allocate_by_hand
@@ -238,12 +225,12 @@ class LiveCalls(Watch):
             return 0
         return int(getattr(self.manager, "watermark_blocks", 0))
 
-    def _allocated(self, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+    def _allocated(self, given: dict[str, Any], answer: Any) -> None:
+        request = given["request"]
         name = request.request_id
         estimates, self._estimates = tuple(one for one in self._estimates if one.request == name), []
         self._disarm()
         self.changed(name)
-        given = {**dict(zip(self._arguments, args, strict=False)), **kwargs}
         granted = answer is not None
         if granted and given.get("new_computed_blocks") is not None:
             self._resumed(request, given)
@@ -260,6 +247,24 @@ class LiveCalls(Watch):
         )
         if estimates:
             self.judge.observe(event)
+
+
+class StandIn:
+    """Stands where ``manager`` stood: some methods are answered by ``answers``, everything else by ``manager``."""
+
+    def __init__(self, manager: Any, answers: Mapping[str, Callable[..., Any]]) -> None:
+        for name, value in {"_manager": manager, **answers}.items():
+            object.__setattr__(self, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._manager)  # where isinstance looks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._manager, name, value)
 
 
 class _Holder:

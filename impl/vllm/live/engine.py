@@ -229,8 +229,9 @@ class Watched:
         if not self.lean or self.engine.config.speculative:
             visited = set(tokens)
         else:
-            visited = {name for name, n in tokens.items() if n > 1}
-            visited |= {name for name in self._changed | self._prefilling if name in tokens}
+            visited = {name for name in self._changed | self._prefilling if name in tokens}
+            if max(tokens.values(), default=0) > 1:
+                visited |= {name for name, n in tokens.items() if n > 1}
             visited.update(new.req_id for new in output.scheduled_new_reqs)
             cached = output.scheduled_cached_reqs
             if any(cached.new_block_ids):

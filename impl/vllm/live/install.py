@@ -1,7 +1,7 @@
 """Turning assertions on: from here on every cache manager and scheduler that vLLM builds is watched.
 
 Two constructors are wrapped, ``KVCacheManager`` and ``Scheduler``; everything else is wrapped on the objects that they
-build. Without :func:`install` nothing of vLLM is changed.
+build, which are made so that they can be. Without :func:`install` nothing of vLLM is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvproof.impl.vllm.drift import load, release
 from kvproof.impl.vllm.live.derive import Engine, Unsupported, engine_of
 from kvproof.impl.vllm.live.engine import Watched
 from kvproof.impl.vllm.live.lookups import Lookups
-from kvproof.impl.vllm.live.overlay import lasting
+from kvproof.impl.vllm.live.overlay import lasting, lay_from_birth
 from kvproof.impl.vllm.live.record import Recorded, RecordTo
 from kvproof.impl.vllm.live.report import Reported, describe
 from kvproof.impl.vllm.live.why import Miss, never_hits
@@ -25,6 +25,14 @@ from kvproof.invariants.monitor import InvariantBroken
 from kvproof.spec.finding import Violation
 
 logger = logging.getLogger("kvproof")
+
+_HOT = (
+    ("sched.scheduler", "Scheduler"),
+    ("kv_cache_manager", "KVCacheManager"),
+    ("kv_cache_coordinator", "KVCacheCoordinator"),
+    ("block_pool", "BlockPool"),
+)
+"""Where methods are laid over that each step goes through, or objects whose attributes it reads."""
 
 Mode = Literal["touched", "full", "record"]
 Reaction = Literal["raise", "log", "dump"]
@@ -170,6 +178,8 @@ def install(
     installed = Installed(mode, reaction, known, on_finding, on_miss, on_warning, record)
     manager = load("vllm.v1.core.kv_cache_manager").KVCacheManager
     scheduler = load("vllm.v1.core.sched.scheduler").Scheduler
+    for module, name in _HOT:
+        lay_from_birth(getattr(load(f"vllm.v1.core.{module}"), name), installed._undo)
     _after_init(manager, installed.built_manager, installed._undo)
     _after_init(scheduler, installed.built_scheduler, installed._undo)
     return installed

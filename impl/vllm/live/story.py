@@ -25,12 +25,15 @@ class Story:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.actions: list[Action] = []
+        """Up to the steps that are still being counted."""
         self.whole = True
         self._names: dict[str, str] = {}
         self._owners: dict[State, str] = {}
         self._growing: dict[str, Log] = {}
         self._submits: dict[str, int] = {}
         self._store: dict[str, Any] = {}
+        self._steps = 0
+        self._accept: tuple[int, ...] = ()
 
     def submitted(self, request: Any, log: Log) -> None:
         for name in list(self._growing):
@@ -72,17 +75,25 @@ class Story:
 
     def stepped(self, accepted: Sequence[int]) -> None:
         """One engine step; ``accepted`` drafts for each scheduled request, empty where there are no drafts."""
-        last = self.actions[-1] if self.actions else None
         accept = tuple(accepted)
-        if last is not None and last.kind == "step" and last.accept == accept:
-            self.actions[-1] = replace(last, times=last.times + 1)
+        if self._steps and accept == self._accept:
+            self._steps += 1
         else:
-            self._add(Action("step", accept=accept))
+            self._tell_steps()
+            self._steps, self._accept = 1, accept
 
     def scenario(self) -> Scenario:
+        self._tell_steps()
         return Scenario(replace(self.config, **self._store), tuple(self.actions), "recorded by a live engine")
 
+    def _tell_steps(self) -> None:
+        """The steps since the last action, as one."""
+        if self._steps:
+            steps, self._steps = self._steps, 0
+            self._add(Action("step", times=steps, accept=self._accept))
+
     def _add(self, action: Action) -> None:
+        self._tell_steps()
         if len(self.actions) < MOST_ACTIONS and len(self._owners) < KEPT_STATES:
             self.actions.append(action)
         else:

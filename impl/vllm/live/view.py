@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvproof.impl.vllm import sharing
 from kvproof.impl.vllm.coreview import CoreView
 from kvproof.impl.vllm.device import Device
 from kvproof.impl.vllm.live.holdings import Holdings
 from kvproof.impl.vllm.live.naming import Names
 from kvproof.impl.vllm.live.poolhooks import PoolHooks
+from kvproof.spec import sharing
 from kvproof.spec.config import Config
 from kvproof.spec.tracer import State, length_of
 from kvproof.spec.view import NULL, Holder, Key, MambaContent, RunningRequest

@@ -1,0 +1,344 @@
+"""Breadth first through every state of a scope, in one process or several.
+
+Level by level: all states at one distance from the empty cache before any further away, so that whatever breaks is
+reached by a shortest way. With several processes each looks after the states whose bytes hash to it; after every level
+they tell each other what they reached.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from kvproof.models.explore.liveness import Livelock, livelocks
+from kvproof.models.explore.scope import Move, Scope
+from kvproof.models.explore.shard import NOBODY, Broken, Shard, unpack
+from kvproof.spec.finding import Violation
+from kvproof.spec.machine.world import World
+from kvproof.spec.scenario import Action, Scenario
+
+Progress = Callable[[str], None]
+SAVE_EVERY = 60.0
+"""Seconds after which what is known is saved at the end of a level, where a file was named."""
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """A violation, and the shortest way to it from the empty cache."""
+
+    violation: Violation
+    moves: tuple[Move, ...]
+    scenario: Scenario
+
+
+@dataclass
+class Explored:
+    """What an exploration did. ``complete``: nothing new appeared any more. Otherwise it was stopped at ``depth``.
+
+    ``evaluations`` counts by invariant how often something was judged. ``widest`` is the largest level.
+    """
+
+    scope: Scope
+    states: int = 0
+    transitions: int = 0
+    depth: int = 0
+    widest: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    evaluations: Counter[str] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
+    broken: list[Counterexample] = field(default_factory=list)
+    livelocks: list[Livelock] = field(default_factory=list)
+    cramped: int = 0
+    """Ways round with a request that may need more blocks than there are."""
+    live: bool = False
+    """Whether it was shown that steps alone bring every request that fits to its end, from every state."""
+    interrupted: bool = False
+
+    def words(self) -> str:
+        """What may be claimed."""
+        if self.complete:
+            return f"explored completely: {self.states} states, {self.depth} moves deep"
+        return f"explored to depth {self.depth}: {self.states} states, not all there are"
+
+
+def explore(
+    scope: Scope,
+    *,
+    judged: bool = True,
+    symmetry: bool = True,
+    workers: int = 1,
+    most: int = 5_000_000,
+    stop_at_first: bool = True,
+    liveness: bool = True,
+    save: Path | None = None,
+    progress: Progress = lambda line: None,
+) -> Explored:
+    """Look at every state of ``scope``, up to ``most`` of them.
+
+    ``judged``: the catalogue judges every move. ``stop_at_first``: end with the level in which something broke.
+    ``save`` is a file to which what is known is saved from time to time, and from which an exploration that was stopped
+    goes on (one process only).
+    """
+    result = Explored(scope)
+    began = time.perf_counter()
+    team: Alone | Team = Team(scope, judged, symmetry, workers) if workers > 1 else Alone(scope, judged, symmetry)
+    try:
+        if isinstance(team, Alone) and save is not None:
+            result.depth = team.load(save)
+        _levels(team, result, most, stop_at_first, save, progress)
+        _sum_up(team, result)
+        if result.complete and liveness and not result.broken:
+            rounds = livelocks(team.shard_for_questions(), team.all_states())
+            result.livelocks = [one for one in rounds if one.fits]
+            result.cramped = len(rounds) - len(result.livelocks)
+            result.live = not result.livelocks
+    finally:
+        team.end()
+        result.seconds = time.perf_counter() - began
+    return result
+
+
+def _levels(
+    team: Alone | Team, result: Explored, most: int, stop_at_first: bool, save: Path | None, progress: Progress
+) -> None:
+    saved = time.perf_counter()
+    try:
+        while True:
+            waiting, states, broken = team.counts()
+            result.states, result.widest = states, max(result.widest, waiting)
+            if not waiting:
+                result.complete = not (broken and stop_at_first)
+                return
+            if states >= most or (broken and stop_at_first):
+                return
+            progress(f"{scope_name(result)}: depth {result.depth}, {states} states, {waiting} to look at")
+            team.level()
+            result.depth += 1
+            if save is not None and isinstance(team, Alone) and time.perf_counter() - saved > SAVE_EVERY:
+                team.save(save, result.depth)
+                saved = time.perf_counter()
+    except KeyboardInterrupt:
+        result.interrupted = True
+        if save is not None and isinstance(team, Alone):
+            team.save(save, result.depth)
+
+
+def scope_name(result: Explored) -> str:
+    return result.scope.name
+
+
+def _sum_up(team: Alone | Team, result: Explored) -> None:
+    evaluations, taken, transitions, broken = team.account()
+    result.evaluations, result.taken, result.transitions = evaluations, taken, transitions
+    seen: set[tuple[str, str]] = set()
+    for one in broken:
+        if one.violation.identity not in seen:
+            seen.add(one.violation.identity)
+            moves = (*team.way_to(one.state), unpack(one.move))
+            result.broken.append(Counterexample(one.violation, moves, as_scenario(result.scope, moves)))
+    _, result.states, _ = team.counts()
+
+
+class Alone:
+    """One process, one shard."""
+
+    def __init__(self, scope: Scope, judged: bool, symmetry: bool) -> None:
+        self.shard = Shard(scope, judged=judged, symmetry=symmetry)
+        self.shard.start()
+
+    def level(self) -> None:
+        self.shard.level()
+
+    def counts(self) -> tuple[int, int, int]:
+        return len(self.shard.frontier), len(self.shard.states), len(self.shard.broken)
+
+    def account(self) -> tuple[Counter[str], Counter[str], int, list[Broken]]:
+        return _account(self.shard)
+
+    def way_to(self, number: int) -> Sequence[Move]:
+        moves: list[Move] = []
+        while self.shard.parents[number] != NOBODY:
+            moves.append(unpack(self.shard.moves[number]))
+            number = self.shard.parents[number]
+        return moves[::-1]
+
+    def all_states(self) -> Sequence[bytes]:
+        return self.shard.states
+
+    def shard_for_questions(self) -> Shard:
+        shard = self.shard
+        return Shard(shard.scope, judged=False, symmetry=shard.encoding.symmetry)
+
+    def save(self, file: Path, depth: int) -> None:
+        """What is known, written beside and renamed."""
+        shard = self.shard
+        beside = file.with_suffix(".new")
+        with beside.open("wb") as out:
+            pickle.dump((shard.scope.name, depth, shard.states, shard.parents, shard.moves, shard.frontier,
+                         shard.transitions, shard.taken, shard.judge.monitor and shard.judge.monitor.evaluations),
+                        out, protocol=5)  # fmt: skip
+        beside.replace(file)
+
+    def load(self, file: Path) -> int:
+        """Go on from what was saved. Answers its depth; 0 where there is nothing."""
+        if not file.exists():
+            return 0
+        shard = self.shard
+        with file.open("rb") as source:
+            name, depth, states, parents, moves, frontier, transitions, taken, evaluations = pickle.load(source)
+        if name != shard.scope.name:
+            raise ValueError(f"{file} is of scope {name}, not of {shard.scope.name}: name another file")
+        shard.states, shard.parents, shard.moves, shard.frontier = states, parents, moves, frontier
+        shard.index = {state: index for index, state in enumerate(states)}
+        shard.transitions, shard.taken = transitions, taken
+        if evaluations is not None and shard.judge.monitor is not None:
+            shard.judge.monitor.evaluations = evaluations
+        return int(depth)
+
+    def end(self) -> None:
+        pass
+
+
+def _account(shard: Shard) -> tuple[Counter[str], Counter[str], int, list[Broken]]:
+    monitor = shard.judge.monitor
+    return (monitor.evaluations if monitor is not None else Counter(), shard.taken, shard.transitions, shard.broken)
+
+
+class Team:
+    """Several processes, a shard each. This one passes on what they reached."""
+
+    def __init__(self, scope: Scope, judged: bool, symmetry: bool, workers: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.scope, self.judged, self.symmetry = scope, judged, symmetry
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        for place in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(scope, judged, symmetry, place, workers, theirs), daemon=True
+            )
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def _ask(self, question: str, *arguments: Any) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send((question, arguments))
+        return [pipe.recv() for pipe in self.pipes]
+
+    def level(self) -> None:
+        outboxes = self._ask("level")
+        for place, pipe in enumerate(self.pipes):
+            pipe.send(("arrive", ([outbox[place] for outbox in outboxes],)))
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def counts(self) -> tuple[int, int, int]:
+        answers = self._ask("counts")
+        return sum(a[0] for a in answers), sum(a[1] for a in answers), sum(a[2] for a in answers)
+
+    def account(self) -> tuple[Counter[str], Counter[str], int, list[Broken]]:
+        evaluations: Counter[str] = Counter()
+        taken: Counter[str] = Counter()
+        transitions, broken = 0, []
+        for theirs in self._ask("account"):
+            evaluations += theirs[0]
+            taken += theirs[1]
+            transitions += theirs[2]
+            broken += theirs[3]
+        return evaluations, taken, transitions, broken
+
+    def way_to(self, number: int) -> Sequence[Move]:
+        moves: list[Move] = []
+        while True:
+            pipe = self.pipes[number % len(self.pipes)]
+            pipe.send(("origin", (number // len(self.pipes),)))
+            parent, move = pipe.recv()
+            if parent == NOBODY:
+                return moves[::-1]
+            moves.append(unpack(move))
+            number = parent
+
+    def all_states(self) -> Sequence[bytes]:
+        return [state for states in self._ask("states") for state in states]
+
+    def shard_for_questions(self) -> Shard:
+        return Shard(self.scope, judged=False, symmetry=self.symmetry)
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(5)
+
+
+def _serve(scope: Scope, judged: bool, symmetry: bool, place: int, places: int, pipe: Connection) -> None:
+    """What one process of a team does: answer questions until nobody asks any more."""
+    shard = Shard(scope, place=place, places=places, judged=judged, symmetry=symmetry)
+    shard.start()
+    answers: Mapping[str, Callable[..., Any]] = {
+        "level": shard.level,
+        "arrive": lambda boxes: shard.arrive(itertools.chain.from_iterable(boxes)),
+        "counts": lambda: (len(shard.frontier), len(shard.states), len(shard.broken)),
+        "account": lambda: _account(shard),
+        "origin": lambda index: (shard.parents[index], shard.moves[index]),
+        "states": lambda: shard.states,
+    }
+    while True:
+        try:
+            question, arguments = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        pipe.send(answers[question](*arguments))
+
+
+def as_scenario(scope: Scope, moves: Sequence[Move]) -> Scenario:
+    """The same as a scenario, which replays on any subject.
+
+    A prompt is told by the earliest request that shares the most with it; what the scope calls the same tokens are the
+    same tokens there.
+    """
+    machine = scope.machine()
+    world = World.empty(scope.config)
+    machine.become(world)
+    actions: list[Action] = []
+    called: dict[str, str] = {}
+    sequences: dict[str, list[int]] = {}
+    for move in moves:
+        name = ""
+        if move.request >= 0:
+            name = called[world.requests()[move.request].name]
+        if move.kind == "submit":
+            prompt, inner = scope.prompts[move.prompt], scope.free_name(world)
+            wanted = scope.sequences[move.prompt][: prompt.length + 1]
+            base, shared = "", 0
+            for other, states in sequences.items():
+                same = next((i for i, (a, b) in enumerate(zip(states, wanted, strict=False)) if a != b),
+                            min(len(states), len(wanted))) - 1  # fmt: skip
+                if same > shared:
+                    base, shared = other, same
+            name = f"r{len(sequences) + 1}"
+            actions.append(Action("submit", name, base, shared, prompt.length, scope.outputs,
+                                  external=prompt.store, missing=prompt.missing))  # fmt: skip
+            called[inner] = name
+        elif move.kind == "step":
+            actions.append(Action("step", accept=() if move.accept < 0 else (move.accept,)))
+        else:
+            actions.append(Action(move.kind, name, times=1))  # type: ignore[arg-type]
+        try:
+            scope.carry_out(machine, move)
+        except Exception:  # the last move may be the one that breaks the machine
+            break
+        for request in world.requests():
+            outer = called[request.name]
+            sequences[outer] = [int(state) for state in request.states]
+    return Scenario(scope.config, tuple(actions), note=f"explored: scope {scope.name}")

@@ -1,0 +1,181 @@
+"""The part of the states that one process looks after: which there are, how each was first reached, what broke."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvproof.invariants.catalogue import CATALOGUE
+from kvproof.invariants.monitor import Monitor, RunSpoiled
+from kvproof.models.explore.encoding import Encoding
+from kvproof.models.explore.scope import Move, Scope
+from kvproof.spec.events import Crash, Drained, Event
+from kvproof.spec.finding import Violation
+from kvproof.spec.machine.blocks import Faulty
+from kvproof.spec.machine.machine import Machine
+from kvproof.spec.machine.subject import MachineSubject
+from kvproof.spec.machine.world import World
+from kvproof.spec.rules.blocks import peak_blocks
+
+NOBODY = (1 << 32) - 1
+KINDS = ("submit", "step", "abort", "preempt", "finish", "evict", "reset")
+
+Arrival = tuple[bytes, int, int]
+"""A state that was reached: its bytes, the number of the state it was reached from (see :meth:`Shard.number`), and the
+packed move."""
+
+
+def pack(move: Move) -> int:
+    return KINDS.index(move.kind) | (move.request + 1) << 4 | (move.prompt + 1) << 12 | (move.accept + 1) << 20
+
+
+def unpack(packed: int) -> Move:
+    return Move(KINDS[packed & 15], (packed >> 4 & 255) - 1, (packed >> 12 & 255) - 1, (packed >> 20 & 255) - 1)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A violation, in the state numbered ``state`` by the packed ``move``."""
+
+    violation: Violation
+    state: int
+    move: int
+
+
+class Judge:
+    """Runs moves on one machine, with the whole catalogue watching, or with nobody."""
+
+    def __init__(self, scope: Scope, judged: bool) -> None:
+        self.scope = scope
+        self.machine: Machine = scope.machine()
+        self.monitor: Monitor | None = None
+        if judged:
+            families = MachineSubject().families()
+            self.monitor = Monitor([entry for entry in CATALOGUE if entry.family in families], stop=False)
+            self.machine.observer = self._observe
+            for sequence in scope.sequences:
+                self.machine.view.learn(sequence)
+
+    def _observe(self, observation: object) -> None:
+        assert self.monitor is not None
+        self.monitor(observation)  # type: ignore[arg-type]
+
+    def run(self, world: World, move: Move) -> list[Violation]:
+        """Change ``world`` by ``move``. Answers what broke. A world whose machine fell over is of no use any more."""
+        machine, monitor = self.machine, self.monitor
+        machine.become(world)
+        if monitor is not None:
+            monitor.violations.clear()
+            monitor._recorded.clear()
+        try:
+            self.scope.carry_out(machine, move)
+        except Faulty as fault:
+            self._tell(Crash("kvproof.spec.machine", f"Faulty: {fault}", ""))
+        except RunSpoiled:
+            pass  # what broke is on record, and nothing more can be judged
+        else:
+            if machine.view.idle():
+                self._tell(Drained())
+        return list(monitor.violations) if monitor is not None else []
+
+    def _tell(self, event: Event) -> None:
+        with contextlib.suppress(RunSpoiled):
+            self.machine.emit(event)
+
+
+class Shard:
+    """States whose bytes hash to ``place`` of ``places``.
+
+    A state is numbered by its index here times ``places`` plus ``place``: so every state has one number everywhere.
+    """
+
+    def __init__(self, scope: Scope, *, place: int = 0, places: int = 1, judged: bool = True,
+                 symmetry: bool = True) -> None:  # fmt: skip
+        self.scope, self.place, self.places = scope, place, places
+        self.encoding = Encoding(scope, symmetry)
+        self.judge = Judge(scope, judged)
+        self.index: dict[bytes, int] = {}
+        self.states: list[bytes] = []
+        self.parents = array("Q")
+        self.moves = array("I")
+        self.frontier: list[int] = []
+        self.transitions = 0
+        self.broken: list[Broken] = []
+        self.taken: Counter[str] = Counter()
+
+    def owner(self, state: bytes) -> int:
+        return zlib.crc32(state) % self.places if self.places > 1 else 0
+
+    def number(self, index: int) -> int:
+        return index * self.places + self.place
+
+    def start(self) -> None:
+        """Begin at the empty cache, if it is this shard's."""
+        first = self.encoding.encode(World.empty(self.scope.config))
+        if self.owner(first) == self.place:
+            self.arrive([(first, NOBODY, 0)])
+
+    def arrive(self, arrivals: Iterable[Arrival]) -> None:
+        """States that others reached, or this shard itself: new ones are to be looked at in the next level."""
+        index, states = self.index, self.states
+        for state, parent, move in arrivals:
+            if state not in index:
+                index[state] = len(states)
+                self.frontier.append(len(states))
+                states.append(state)
+                self.parents.append(parent)
+                self.moves.append(move)
+
+    def level(self) -> list[list[Arrival]]:
+        """Carry out everything that can happen in the states of the frontier. Answers, by owner, what was reached."""
+        outbox: list[list[Arrival]] = [[] for _ in range(self.places)]
+        frontier, self.frontier = self.frontier, []
+        encoding, scope, judge = self.encoding, self.scope, self.judge
+        for index in frontier:
+            world = encoding.decode(self.states[index])
+            number = self.number(index)
+            moves = list(scope.possible(world))
+            for place, move in enumerate(moves):
+                # The last move may change the world itself.
+                after = world if place == len(moves) - 1 else world.copy()
+                broken = judge.run(after, move)
+                self.transitions += 1
+                self.taken[move.kind] += 1
+                packed = pack(move)
+                if broken:
+                    self.broken += [Broken(violation, number, packed) for violation in broken]
+                    continue  # what follows from a broken state proves nothing
+                state = encoding.encode(after)
+                if self.places == 1:
+                    if state not in self.index:
+                        self.arrive([(state, number, packed)])
+                else:
+                    outbox[self.owner(state)].append((state, number, packed))
+        return outbox
+
+    def fits(self, state: bytes) -> bool:
+        """Whether each request of a state fits the pool, alone in it."""
+        config = self.scope.config
+        most = config.num_blocks - 1
+        longest = (
+            min(request.prompt + request.max_tokens, config.max_model_len) + config.speculative
+            for request in self.encoding.decode(state).requests()
+        )
+        return all(peak_blocks(config, total) <= most for total in longest)
+
+    def step_from(self, state: bytes) -> Sequence[bytes]:
+        """Where steps alone lead from a state, whatever the model says to drafts; empty where nobody is there."""
+        world = self.encoding.decode(state)
+        if not world.requests():
+            return ()
+        found = []
+        for move in self.scope.possible(world):
+            if move.kind == "step":
+                after = world.copy()
+                self.judge.run(after, move)
+                found.append(self.encoding.encode(after))
+        return found

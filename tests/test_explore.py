@@ -1,0 +1,263 @@
+"""The explorer: small worlds visited whole, states without names, shortest ways, and planted faults that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproof import cli
+from kvproof.invariants.catalogue import CATALOGUE
+from kvproof.models.explore import search
+from kvproof.models.explore.encoding import Encoding
+from kvproof.models.explore.liveness import livelocks
+from kvproof.models.explore.mutants import MUTANTS, Mutant
+from kvproof.models.explore.scope import Prompt, Scope
+from kvproof.models.explore.scopes import SCOPES
+from kvproof.models.explore.search import Explored, explore
+from kvproof.models.explore.shard import Shard, pack, unpack
+from kvproof.models.stateful.replay import replay
+from kvproof.spec.machine import schedule
+from kvproof.spec.machine.subject import MachineSubject
+from kvproof.spec.machine.world import World
+
+QUICK = ("tiny", "at-once")
+
+
+def states_of(scope: Scope, symmetry: bool = True) -> set[bytes]:
+    shard = Shard(scope, judged=False, symmetry=symmetry)
+    shard.start()
+    while shard.frontier:
+        shard.level()
+    return set(shard.states)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Explored:
+    return explore(SCOPES["tiny"])
+
+
+# -- states as bytes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_every_state_reads_back_as_it_was_written(name: str) -> None:
+    encoding = Encoding(SCOPES[name])
+    for state in states_of(SCOPES[name]):
+        assert encoding.encode(encoding.decode(state)) == state
+
+
+def renamed(world: World, names: Sequence[int]) -> World:
+    """The same world with block b called ``names[b]``."""
+    twin = world.copy()
+    for place, name in enumerate(names):
+        twin.references[name], twin.keys[name] = world.references[place], list(world.keys[place])
+        twin.contents[name] = world.contents[place]
+    twin.queue = [names[block] for block in world.queue]
+    twin.index = {key: [names[block] for block in blocks] for key, blocks in world.index.items()}
+    for request in twin.requests():
+        request.name = f"other {request.name}"
+        request.tables = [[names[block] for block in table] for table in request.tables]
+    twin.flights = [
+        replace(flight, request=f"other {flight.request}",
+                tables=tuple(tuple(names[block] for block in table) for table in flight.tables))
+        for flight in world.flights
+    ]  # fmt: skip
+    return twin
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_names_of_blocks_and_requests_make_no_difference(name: str) -> None:
+    encoding = Encoding(SCOPES[name])
+    blocks = SCOPES[name].config.num_blocks
+    other = [0, *range(blocks - 1, 0, -1)]
+    for state in states_of(SCOPES[name]):
+        assert encoding.encode(renamed(encoding.decode(state), other)) == state
+
+
+def test_without_symmetry_the_same_states_come_up_under_more_names() -> None:
+    scope = replace(SCOPES["tiny"], moves=frozenset({"abort"}))
+    plain, named = Encoding(scope), Encoding(scope, symmetry=False)
+    every = states_of(scope, symmetry=False)
+    classes = states_of(scope)
+    assert len(every) > len(classes)
+    assert {plain.encode(named.decode(state)) for state in every} == classes
+
+
+def test_moves_survive_packing() -> None:
+    scope = SCOPES["acceptance"]
+    shard = Shard(scope, judged=False)
+    shard.start()
+    for _ in range(5):
+        shard.level()
+    moves = [move for state in shard.states for move in scope.possible(shard.encoding.decode(state))]
+    assert {move.kind for move in moves} >= {"submit", "step", "abort", "preempt"}
+    assert [unpack(pack(move)) for move in moves] == moves
+
+
+# -- exploration -------------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_world_is_visited_whole_and_nothing_breaks(tiny: Explored) -> None:
+    assert tiny.complete
+    assert not tiny.broken
+    assert tiny.live
+    assert tiny.words() == f"explored completely: {tiny.states} states, {tiny.depth} moves deep"
+    assert tiny.states == len(states_of(SCOPES["tiny"]))
+    assert set(tiny.taken) == {"submit", "step", "abort", "preempt", "evict"}
+
+
+@pytest.mark.slow
+def test_together_the_worlds_exercise_every_rule_that_the_machine_can_show() -> None:
+    evaluated: set[str] = set()
+    for scope in SCOPES.values():
+        done = explore(scope)
+        assert (done.complete, done.broken, done.livelocks) == (True, [], []), scope.name
+        evaluated |= {name for name, count in done.evaluations.items() if count}
+    shown = MachineSubject().families()
+    assert evaluated == {entry.id for entry in CATALOGUE if entry.family in shown}
+
+
+def test_a_bound_on_states_is_said_and_nothing_more_is_claimed() -> None:
+    done = explore(SCOPES["tiny"], most=50)
+    assert not done.complete
+    assert not done.live
+    assert done.words().endswith("not all there are")
+
+
+def test_two_processes_visit_what_one_does(tiny: Explored) -> None:
+    done = explore(SCOPES["tiny"], workers=2)
+    assert (done.states, done.transitions, done.depth) == (tiny.states, tiny.transitions, tiny.depth)
+    assert done.evaluations == tiny.evaluations
+    assert done.live
+
+
+def test_an_exploration_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Explored
+) -> None:
+    monkeypatch.setattr(search, "SAVE_EVERY", 0.0)
+    file = tmp_path / "tiny.states"
+    first = explore(SCOPES["tiny"], most=100, save=file)
+    assert not first.complete
+    begun = file.stat().st_size
+    second = explore(SCOPES["tiny"], save=file)
+    assert begun > 0
+    assert second.complete
+    assert (second.states, second.depth) == (tiny.states, tiny.depth)
+    assert second.transitions == tiny.transitions
+
+
+def test_a_file_of_another_scope_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "SAVE_EVERY", 0.0)
+    explore(SCOPES["at-once"], save=tmp_path / "x")
+    with pytest.raises(ValueError, match="is of scope at-once, not of tiny"):
+        explore(SCOPES["tiny"], save=tmp_path / "x")
+
+
+# -- what breaks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_every_planted_fault_is_found_by_a_way_that_replays(mutant: Mutant) -> None:
+    with mutant.planted():
+        done = explore(mutant.world(), liveness=False)
+        assert done.broken
+        for one in done.broken:
+            assert len(one.moves) == done.depth  # no shorter way: all of a level is looked at before the next
+            again = replay(MachineSubject(mutant.world().dialect), one.scenario)
+            assert one.violation.identity in {violation.identity for violation in again.violations}
+    again = replay(MachineSubject(), done.broken[0].scenario)
+    assert not again.violations  # on the machine as it is, the same scenario is fine
+
+
+def test_a_machine_that_admits_nobody_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule.Schedule, "_admit_all", lambda self: None)
+    done = explore(SCOPES["tiny"], judged=False)
+    assert done.complete
+    assert not done.live
+    assert done.livelocks
+
+
+def test_ways_round_are_found_and_told_apart_by_whether_requests_fit() -> None:
+    steps = {b"a": [b"b", b"c"], b"b": [], b"c": [b"d"], b"d": [b"c"], b"e": [b"e"]}
+
+    class Toy:
+        def step_from(self, state: bytes) -> Sequence[bytes]:
+            return steps[state]
+
+        def fits(self, state: bytes) -> bool:
+            return state != b"e"
+
+    found = livelocks(Toy(), list(steps))
+    assert [(sorted(one.states), one.fits) for one in found] == [([b"c", b"d"], True), ([b"e"], False)]
+
+
+def test_a_scope_with_more_prefixes_than_a_byte_can_name_is_refused() -> None:
+    scope = replace(SCOPES["tiny"], prompts=(Prompt(300),), config=replace(SCOPES["tiny"].config, max_model_len=400))
+    with pytest.raises(ValueError, match="at most 250"):
+        Encoding(scope)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_was_visited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.run(["explore", "tiny", "--report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "explored completely: 335 states" in " ".join(out.split())
+    assert "every request that fits comes to its end by steps alone" in out
+    assert out.splitlines()[-1].endswith("verdict=met exit=0")
+    assert (tmp_path / "explore.json").exists()
+
+
+def test_the_command_keeps_what_it_finds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = next(one for one in MUTANTS if one.id == "states-leaked")
+    with mutant.planted():
+        assert cli.run(["explore", "tiny", "--out", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "a shortest way: 3 moves" in out
+    assert list(tmp_path.glob("spec-explored-REF.references-*.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explore", "huge"], "there is no scope 'huge': use tiny, "),
+        (["explore", "tiny", "--states", "0"], "Invalid value for '--states'"),
+        (["explore", "tiny", "--out", "file"], "is a file where a folder is wanted"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert cli.run(arguments) == 2
+    err = capsys.readouterr().err
+    assert says in err.splitlines()[-1]
+
+
+def test_too_few_states_leave_the_run_undetermined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.run(["explore", "tiny", "--states", "50", "--out", str(tmp_path)]) == 3
+    assert "not all there are" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_interrupt_keeps_what_was_explored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = iter(range(3))
+
+    def level(self: Any, right: Any = search.Alone.level) -> None:
+        if next(levels, None) is None:
+            raise KeyboardInterrupt
+        right(self)
+
+    monkeypatch.setattr(search.Alone, "level", level)
+    assert cli.run(["explore", "tiny", "--out", str(tmp_path), "--save", str(tmp_path)]) == 130
+    assert "explored to depth 3" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "tiny.states").exists()
