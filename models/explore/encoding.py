@@ -76,6 +76,9 @@ class Encoding:
         out += [prompt, request.known, request.status, request.computed, request.drafts, request.junction,
                 request.preempted + 2 * request.finishing + 4 * request.prefilling + 8 * request.grown,
                 request.retired, request.previous + 1, request.column + 1, request.accepted, request.store]  # fmt: skip
+        out.append(len(request.pins))
+        for block in request.pins:
+            out.append(named(block))
         for group in range(self.groups):
             table = request.tables[group]
             out += [request.cached[group] + 1, request.partial[group] + 1, len(table)]
@@ -155,6 +158,7 @@ class Encoding:
         request.prefilling, request.grown = bool(flags & 4), bool(flags & 8)
         request.retired, request.previous, request.column = take(), take() - 1, take() - 1
         request.accepted, request.store = take(), take()
+        request.pins = [take() for _ in range(take())]
         for _ in range(self.groups):
             request.cached.append(take() - 1)
             request.partial.append(take() - 1)

@@ -208,6 +208,9 @@ def _grow_states(world: World, sizes: Sizes, request: Request, end: int, group: 
         world.copies.append((group, source, copy))
         world.references[source] += 1
         request.partial[group] = -1
+        if sizes.config.connector != "none" and not sizes.dialect.leaves_moved_tail:
+            world.references[copy] += 1
+            request.pins.append(copy)
         world.made.update((key.group, key.state) for key in world.keys[copy][:1])
     table += fresh
 

@@ -50,6 +50,18 @@ class Dialect:
     included, as attention slots. In 0.31.0 a block for each of them, and up to 0.30.0 nothing for decoding (switch
     ``reserves_decoding``).
 
+    ``rewinds_at_end``: what a model said to drafts beyond its last token does not count as computed. Up to 0.32.0 it
+    does when the request goes, and a state that it has not outgrown is given back first.
+
+    ``asks_apart_when_told``: with a store, groups are looked up one by one only where the store says that it can bring
+    what is missing. Up to 0.27.0 always.
+
+    ``leaves_moved_tail``: a tail that was moved to a copy is held by nobody once the copy has run. In 0.27 and 0.28,
+    with a store, its request holds it until it goes, for the store to save.
+
+    ``cuts_recurrent_short``: a lookup that is cut for a load's sake may have fewer recurrent blocks than its end (PR
+    51468). In 0.27 that killed the engine.
+
     ``stops_in_every_block``: chunk ends are aligned up to the end of the prefill (PR 51113). Up to 0.26.0 only up to
     the last cacheable position, and a chunk that starts beyond it crosses a block's end.
     """
@@ -66,6 +78,10 @@ class Dialect:
     pads_where_room: bool = True
     reserves_slots: bool = True
     reserves_decoding: bool = True
+    rewinds_at_end: bool = True
+    asks_apart_when_told: bool = True
+    leaves_moved_tail: bool = True
+    cuts_recurrent_short: bool = True
     stops_in_every_block: bool = True
 
 
@@ -83,6 +99,10 @@ _SINCE: dict[str, tuple[int, ...]] = {
     "pads_where_room": (0, 29),
     "reserves_slots": (0, 32),
     "reserves_decoding": (0, 31),
+    "rewinds_at_end": (0, 33),
+    "asks_apart_when_told": (0, 28),
+    "leaves_moved_tail": (0, 29),
+    "cuts_recurrent_short": (0, 28),
     "stops_in_every_block": (0, 27),
 }
 """The release from which on each switch is on. Those that are missing are on in none."""
@@ -91,6 +111,8 @@ _SINCE: dict[str, tuple[int, ...]] = {
 def dialect_of(release: tuple[int, ...]) -> Dialect:
     """What a release of vLLM speaks, by its version as numbers. One that is not known speaks as the newest that is."""
     switches = {name: release >= _SINCE[name] if name in _SINCE else False for name in Dialect.__slots__}
+    if release < (0, 27):  # what 0.27 began with
+        switches["leaves_moved_tail"] = switches["cuts_recurrent_short"] = True
     return Dialect(**switches)
 
 

@@ -206,7 +206,8 @@ class Machine:
             request.states.append(state)
             outputs = request.known - request.prompt
             if token == END or outputs >= request.max_tokens or request.known >= self.config.max_model_len:
-                request.computed -= accepted - index
+                if self.sizes.dialect.rewinds_at_end:
+                    request.computed -= accepted - index
                 return True
         return False
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
 from kvproof.spec.machine import lookup, pool
-from kvproof.spec.machine.blocks import Need, allocate, charge, key, retire
+from kvproof.spec.machine.blocks import Faulty, Need, allocate, charge, key, retire
 from kvproof.spec.machine.lookup import Hit
 from kvproof.spec.machine.sizes import Sizes, ceil
 from kvproof.spec.machine.world import ARRIVED, LOADING, RUNNING, WAITING, Flight, Request, World
@@ -218,7 +218,8 @@ class Schedule:
         """What is adopted of the local hit, and how many tokens a store brings on top of it."""
         world, sizes, config = self.world, self.sizes, self.config
         connected = config.connector != "none"
-        hit = (lookup.apart if connected and config.divergent_hits else lookup.agreed)(world, sizes, request)
+        apart = connected and (config.divergent_hits or not sizes.dialect.asks_apart_when_told)
+        hit = (lookup.apart if apart else lookup.agreed)(world, sizes, request)
         request.junction = hit.junction
         self._looked_up(request, hit)
         self._answer = (hit.tokens, 0, hit.diverged)
@@ -241,6 +242,10 @@ class Schedule:
 
     def _truncated(self, request: Request, hit: Hit, endpoint: int) -> Hit:
         """The same up to ``endpoint`` tokens. Attention covers it, a recurrent group may be short."""
+        if not self.sizes.dialect.cuts_recurrent_short:
+            for group, found in zip(self.config.groups, hit.blocks, strict=True):
+                if len(found) < endpoint // group.block_size:
+                    raise Faulty("a recurrent group has fewer blocks than the lookup is cut to")
         blocks = tuple(
             found[: ceil(endpoint, group.block_size)]
             for group, found in zip(self.config.groups, hit.blocks, strict=True)
@@ -343,7 +348,8 @@ def remove(world: World, sizes: Sizes, request: Request) -> None:
 
 def release_all(world: World, sizes: Sizes, request: Request) -> None:
     """Everything the request counts on is let go: group by group, later slots first."""
-    tables = request.tables
+    tables, pins = request.tables, request.pins
     request.strip(len(sizes.config.groups))
+    pool.release(world, pins)
     for table in tables:
         pool.release(world, list(reversed(table)))

@@ -57,6 +57,7 @@ class MachineView:
                 for slot, block in enumerate(table):
                     if block != NULL:
                         yield Holder(f"table {request.name}/{group}", block, request.name, group, slot)
+            yield from (Holder(f"pin of {request.name}", block) for block in request.pins)
         for _, source, target in self.world.copies:
             yield Holder("copy source", source)
             yield Holder("copy target", target)

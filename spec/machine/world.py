@@ -41,10 +41,10 @@ class Request:
 
     Per group: ``tables``; ``cached``, how many leading slots need no key any more (−1: nothing was allocated yet);
     ``partial``, the slot whose block is shared or keyed inside itself and has to be copied before it is written (−1:
-    none). ``retired`` is how many leading recurrent slots were given back, ``previous`` where the running state was
-    before the last allocation that took any, ``grown`` whether the recurrent groups have allocated before. ``column``
-    and ``accepted`` are the worker's: the recurrent slot with the running state (−1: the one that was resumed from)
-    and how many of the last step's rows counted.
+    none). ``pins`` are blocks that it holds for a store to save. ``retired`` is how many leading recurrent slots were
+    given back, ``previous`` where the running state was before the last allocation that took any, ``grown`` whether
+    the recurrent groups have allocated before. ``column`` and ``accepted`` are the worker's: the recurrent slot with
+    the running state (−1: the one that was resumed from) and how many of the last step's rows counted.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Request:
     tables: list[list[int]] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
+    pins: list[int] = field(default_factory=list)
     retired: int = 0
     previous: int = -1
     grown: bool = False
@@ -84,6 +85,7 @@ class Request:
         self.tables = [[] for _ in range(groups)]
         self.cached = [-1] * groups
         self.partial = [-1] * groups
+        self.pins = []
         self.retired, self.previous, self.grown, self.computed = 0, -1, False, 0
         self.column, self.accepted, self.drafts = -1, 1, 0
         self.prefilling = False
@@ -94,7 +96,7 @@ class Request:
             self.status, self.computed, self.preempted, self.finishing)  # fmt: skip
         twin.prefilling, twin.drafts, twin.junction = self.prefilling, self.drafts, self.junction
         twin.tables = [list(table) for table in self.tables]
-        twin.cached, twin.partial = list(self.cached), list(self.partial)
+        twin.cached, twin.partial, twin.pins = list(self.cached), list(self.partial), list(self.pins)
         twin.previous = self.previous
         twin.retired, twin.grown, twin.column, twin.accepted = self.retired, self.grown, self.column, self.accepted
         return twin
