@@ -2,8 +2,8 @@
 
     python bench/conformance.py [--release 0.33.0 ...] [--scenarios 1000] [--seed 0] [--out FILE]
 
-Each release is driven in a process of its own, and the machine beside it in the release's dialect: the switches that are
-off are the named differences, what is printed as apart is one that has no name yet. After every step the two are
+Each release is driven in a process of its own, and the machine beside it in the release's dialect: the switches that
+are off are the named differences, what is printed as apart is one that has no name yet. After every step the two are
 compared in who ran, from where to where, what every lookup answered, who waits, how many blocks are free, which keys
 there are, and in which order blocks would be taken (:mod:`kvproof.models.conformance`). The scenarios are numbered from
 the seed on, and the same for everybody who asks.
