@@ -31,7 +31,7 @@ from kvproof.impl.vllm.fetch import release_tree
 from kvproof.impl.vllm.subject import VllmSubject
 from kvproof.models.conformance import compare, draw
 from kvproof.spec.config import ConfigError
-from kvproof.spec.machine.dialect import SPECIFICATION, Dialect, dialect_of
+from kvproof.spec.machine.dialect import SPECIFICATION, SWITCHES, Dialect, dialect_of
 from kvproof.spec.machine.subject import MachineSubject
 from kvproof.spec.scenario import Scenario
 
@@ -52,7 +52,7 @@ def scenario(seed: int, subject: VllmSubject, release: tuple[int, ...]) -> Scena
 
 def off(dialect: Dialect) -> list[str]:
     """The switches in which a dialect is not the specification."""
-    return [name for name in Dialect.__slots__ if getattr(dialect, name) != getattr(SPECIFICATION, name)]
+    return [name for name in SWITCHES if getattr(dialect, name) != getattr(SPECIFICATION, name)]
 
 
 def measure(release: str, seed: int, count: int) -> dict[str, Any]:

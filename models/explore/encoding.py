@@ -10,180 +10,222 @@ that no request can have (a rejected draft's).
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvproof.models.explore.scope import Scope
-from kvproof.spec.machine.world import RECURRENT, TOKENS, Content, Flight, Request, Status, World
+from kvproof.spec.machine.world import RECURRENT, TOKENS, Flight, Request, Status, World
 from kvproof.spec.tracer import EMPTY, State, length_of
 from kvproof.spec.view import Key
 
-OTHER = 0
-NOTHING = 255
+OTHER: Final = 0
+"""Stands for a prefix that no request can have, and in place of a content for garbage of one state or token each."""
+NOTHING: Final = 255
+MOST: Final = 250
+"""Blocks, and prefixes, that can be told apart in a byte."""
+
+
+class _Writer:
+    """What has been written, and the names that blocks got on the way. ``names[b]`` is 0 as long as b has none."""
+
+    def __init__(self, blocks: int, symmetry: bool) -> None:
+        self.out: list[int] = []
+        self.names: list[int] = [0] * blocks if symmetry else list(range(blocks))
+        self.order: list[int] = [] if symmetry else list(range(1, blocks))
+
+    def block(self, block: int) -> None:
+        name = self.names[block]
+        if name == 0 and block != 0:
+            self.order.append(block)
+            name = self.names[block] = len(self.order)
+        self.out.append(name)
+
+    def table(self, table: list[int]) -> None:
+        self.out.append(len(table))
+        for block in table:
+            self.block(block)
+
+
+class _Reader:
+    """What is left to read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.place = 0
+
+    def next(self) -> int:
+        value = self.data[self.place]
+        self.place += 1
+        return value
+
+    def table(self) -> list[int]:
+        end = self.place + 1 + self.data[self.place]
+        found = list(self.data[self.place + 1 : end])
+        self.place = end
+        return found
 
 
 class Encoding:
-    """Bytes of worlds of one scope, and back. At most 250 blocks and 250 prefixes."""
+    """Bytes of worlds of one scope, and back. At most :data:`MOST` blocks and prefixes: raises ``ValueError``."""
 
     def __init__(self, scope: Scope, symmetry: bool = True) -> None:
         self.scope = scope
         self.symmetry = symmetry
         self.groups = len(scope.config.groups)
+        self.blocks = scope.config.num_blocks
         states: list[State] = [EMPTY]
-        self.prompt_of: dict[tuple[State, ...], int] = {}
         for sequence in scope.sequences:
             states += [state for state in sequence if state not in states]
-        if len(states) > 250 or scope.config.num_blocks > 250:
-            raise ValueError(f"scope {scope.name} has {len(states)} prefixes and {scope.config.num_blocks} blocks: "
-                             "at most 250 of each can be told apart in a byte")  # fmt: skip
+        if len(states) > MOST or self.blocks > MOST:
+            raise ValueError(
+                f"scope {scope.name} has {len(states)} prefixes and {self.blocks} blocks: "
+                f"at most {MOST} of each can be told apart in a byte"
+            )
         self.states = states
-        self.number = {state: index for index, state in enumerate(states)}
-        self.lengths = [length_of(state) for state in states]
+        self.number: dict[State, int] = {state: index for index, state in enumerate(states)}
 
     # -- to bytes -----------------------------------------------------------------------------------------------------
 
     def encode(self, world: World) -> bytes:
-        out: list[int] = []
-        name = [0] * len(world.references)
-        order: list[int] = []
-        if not self.symmetry:
-            order = list(range(1, len(world.references)))
-            name = list(range(len(world.references)))
-
-        def named(block: int) -> int:
-            if block and not name[block]:
-                order.append(block)
-                name[block] = len(order)
-            return name[block]
-
+        """The bytes of ``world``."""
+        writer = _Writer(self.blocks, self.symmetry)
+        out = writer.out
         for queue in (world.running, world.loading, world.waiting):
             out.append(len(queue))
             for request in queue:
-                self._request(request, out, named)
-        names = {request.name: place for place, request in enumerate(world.requests())}
+                self._request(request, writer)
         out.append(len(world.flights))
-        for flight in world.flights:
-            self._flight(flight, names, out, named)
-        out.append(len(world.queue))
-        for block in world.queue:
-            out.append(named(block))
-        for block in order:
+        if world.flights:
+            names = {request.name: place for place, request in enumerate(world.requests())}
+            for flight in world.flights:
+                self._flight(flight, names, writer)
+        writer.table(world.queue)
+        for block in writer.order:
             self._block(world, block, out)
-        for key in sorted((key for key, blocks in world.index.items() if len(blocks) > 1),
-                          key=lambda key: (key[0], self.number[key[1]])):  # fmt: skip
-            out += [key[0], self.number[key[1]], len(world.index[key]), *(name[b] for b in world.index[key])]
+        shared = [(key[0], self.number[key[1]], blocks) for key, blocks in world.index.items() if len(blocks) > 1]
+        if shared:
+            shared.sort(key=lambda entry: (entry[0], entry[1]))
+            for group, number, blocks in shared:
+                out.append(group)
+                out.append(number)
+                writer.table(blocks)
         return bytes(out)
 
-    def _request(self, request: Request, out: list[int], named) -> None:  # type: ignore[no-untyped-def]
-        prompt = self._prompt(request)
-        out += [prompt, request.known, request.status, request.computed, request.drafts, request.junction,
-                request.preempted + 2 * request.finishing + 4 * request.prefilling + 8 * request.grown,
-                request.retired, request.previous + 1, request.column + 1, request.accepted, request.store]  # fmt: skip
-        out.append(len(request.pins))
-        for block in request.pins:
-            out.append(named(block))
+    def _request(self, request: Request, writer: _Writer) -> None:
+        out = writer.out
+        flags = 8 if request.grown else 0
+        flags += (1 if request.preempted else 0) + (2 if request.finishing else 0) + (4 if request.prefilling else 0)
+        out += [
+            self._prompt(request), len(request.states) - 1, request.status, request.computed, request.drafts,
+            request.junction, flags, request.retired, request.previous + 1, request.column + 1, request.accepted,
+            request.store,
+        ]  # fmt: skip
+        writer.table(request.pins)
         for group in range(self.groups):
-            table = request.tables[group]
-            out += [request.cached[group] + 1, request.partial[group] + 1, len(table)]
-            for block in table:
-                out.append(named(block))
+            out.append(request.cached[group] + 1)
+            out.append(request.partial[group] + 1)
+            writer.table(request.tables[group])
 
     def _prompt(self, request: Request) -> int:
-        """The menu's number of a request's prompt: the first that starts like it, with as much in the store."""
-        last = request.states[request.prompt]
+        """The menu's number of a request's prompt: the first with the same tokens, of which as many will be missing."""
+        last, length = request.states[request.prompt], request.prompt
         for number, prompt in enumerate(self.scope.prompts):
-            same = prompt.length == request.prompt and self.scope.sequences[number][request.prompt] == last
+            same = prompt.length == length and self.scope.sequences[number][length] == last
             if same and prompt.missing == request.missing:
                 return number
         raise ValueError(f"request {request.name} has a prompt that the scope does not")
 
-    def _flight(self, flight: Flight, names: dict[str, int], out: list[int], named) -> None:  # type: ignore[no-untyped-def]
-        out += [NOTHING if flight.orphan else names[flight.request], flight.steps, flight.start, flight.end,
-                flight.missing, self.number[flight.states[-1]]]  # fmt: skip
+    def _flight(self, flight: Flight, names: dict[str, int], writer: _Writer) -> None:
+        writer.out += [
+            NOTHING if flight.orphan else names[flight.request], flight.steps, flight.start, flight.end,
+            flight.missing, self.number[flight.states[-1]],
+        ]  # fmt: skip
         for table in flight.tables:
-            out.append(len(table))
-            for block in table:
-                out.append(named(block))
+            writer.table(list(table))
 
     def _block(self, world: World, block: int, out: list[int]) -> None:
-        keys = world.keys[block]
-        out += [world.references[block], len(keys)]
+        keys, references = world.keys[block], world.references[block]
+        out.append(references)
+        out.append(len(keys))
         for key in keys:
-            out += [key.group, self.number[key.state]]
+            out.append(key.group)
+            out.append(self.number[key.state])
         content = world.contents[block]
-        if not content or not (keys or world.references[block]):
+        if len(content) == 0 or (references == 0 and len(keys) == 0):
             out.append(0)
             return
-        out += [len(content), 1 if content[0] == RECURRENT else 2]
-        out += [NOTHING if state is None else self.number.get(state, OTHER) for state in content[1:]]
+        out.append(len(content))
+        out.append(1 if content[0] == RECURRENT else 2)
+        for place in range(1, len(content)):
+            state = content[place]
+            out.append(NOTHING if state is None else self.number.get(state, OTHER))
 
     # -- and back -----------------------------------------------------------------------------------------------------
 
     def decode(self, data: bytes) -> World:
-        reader = iter(data)
-        take = reader.__next__
+        """A world that has these bytes."""
+        reader = _Reader(data)
         world = World.empty(self.scope.config)
-        queues: list[list[Request]] = []
         place = 0
-        for _ in range(3):
-            queue = []
-            for _ in range(take()):
-                queue.append(self._read_request(take, str(place)))
+        for queue in (world.running, world.loading, world.waiting):
+            for _ in range(reader.next()):
+                queue.append(self._read_request(reader, str(place)))
                 place += 1
-            queues.append(queue)
-        world.running, world.loading, world.waiting = queues
-        orphans = place
-        for _ in range(take()):
-            flight = self._read_flight(take)
+        for _ in range(reader.next()):
+            flight = self._read_flight(reader, str(place))
             if flight.orphan:
-                flight = Flight(str(orphans), flight.steps, flight.start, flight.end, flight.missing, flight.tables,
-                                flight.states, True)  # fmt: skip
-                orphans += 1
+                place += 1
             world.flights.append(flight)
-        world.queue = [take() for _ in range(take())]
-        for block in range(1, self.scope.config.num_blocks):
-            self._read_block(take, world, block)
-        while True:
-            group = next(reader, None)
-            if group is None:
-                return world
-            key = (group, self.states[take()])
-            world.index[key] = [take() for _ in range(take())]
+        world.queue = reader.table()
+        for block in range(1, self.blocks):
+            self._read_block(reader, world, block)
+        while reader.place < len(data):
+            group = reader.next()
+            state = self.states[reader.next()]
+            world.index[group, state] = reader.table()
+        return world
 
-    def _read_request(self, take, name: str) -> Request:  # type: ignore[no-untyped-def]
-        number, known = take(), take()
-        prompt, sequence = self.scope.prompts[number], self.scope.sequences[number]
-        request = Request(name, list(sequence[: known + 1]), prompt.length, self.scope.outputs, 0, prompt.missing)
-        request.status = Status(take())
-        request.computed, request.drafts, request.junction = take(), take(), take()
-        flags = take()
+    def _read_request(self, reader: _Reader, name: str) -> Request:
+        number, known = reader.next(), reader.next()
+        prompt = self.scope.prompts[number]
+        request = Request(
+            name, list(self.scope.sequences[number][: known + 1]), prompt.length, self.scope.outputs, 0, prompt.missing
+        )
+        request.status = Status(reader.next())
+        request.computed, request.drafts, request.junction = reader.next(), reader.next(), reader.next()
+        flags = reader.next()
         request.preempted, request.finishing = bool(flags & 1), bool(flags & 2)
         request.prefilling, request.grown = bool(flags & 4), bool(flags & 8)
-        request.retired, request.previous, request.column = take(), take() - 1, take() - 1
-        request.accepted, request.store = take(), take()
-        request.pins = [take() for _ in range(take())]
+        request.retired, request.previous, request.column = reader.next(), reader.next() - 1, reader.next() - 1
+        request.accepted, request.store = reader.next(), reader.next()
+        request.pins = reader.table()
         for _ in range(self.groups):
-            request.cached.append(take() - 1)
-            request.partial.append(take() - 1)
-            request.tables.append([take() for _ in range(take())])
+            request.cached.append(reader.next() - 1)
+            request.partial.append(reader.next() - 1)
+            request.tables.append(reader.table())
         return request
 
-    def _read_flight(self, take) -> Flight:  # type: ignore[no-untyped-def]
-        who, steps, start, end, missing, last = take(), take(), take(), take(), take(), self.states[take()]
-        tables = tuple(tuple(take() for _ in range(take())) for _ in range(self.groups))
-        states = next(sequence[: end + 1] for sequence in self.scope.sequences
-                      if len(sequence) > end and sequence[end] == last)  # fmt: skip
-        return Flight(str(who), steps, start, end, missing, tables, states, who == NOTHING)
+    def _read_flight(self, reader: _Reader, nobody: str) -> Flight:
+        """``nobody`` is what the request of an orphan is called."""
+        who, steps, start, end = reader.next(), reader.next(), reader.next(), reader.next()
+        missing, last = reader.next(), self.states[reader.next()]
+        tables = tuple([tuple(reader.table()) for _ in range(self.groups)])
+        states = next(
+            sequence[: end + 1] for sequence in self.scope.sequences if len(sequence) > end and sequence[end] == last
+        )
+        orphan = who == NOTHING
+        return Flight(nobody if orphan else str(who), steps, start, end, missing, tables, states, orphan)
 
-    def _read_block(self, take, world: World, block: int) -> None:  # type: ignore[no-untyped-def]
-        world.references[block] = take()
-        for _ in range(take()):
-            group, state = take(), self.states[take()]
+    def _read_block(self, reader: _Reader, world: World, block: int) -> None:
+        world.references[block] = reader.next()
+        for _ in range(reader.next()):
+            group, state = reader.next(), self.states[reader.next()]
             world.keys[block].append(Key(group, state, length_of(state)))
             world.index.setdefault((group, state), []).append(block)
-        size = take()
-        if size:
-            kind = RECURRENT if take() == 1 else TOKENS
-            rest: list[State | None] = []
-            for _ in range(size - 1):
-                number = take()
-                rest.append(None if number == NOTHING else self.states[number] if number else State(-9))
-            content: Content = (kind, *rest)
-            world.contents[block] = content
+        size = reader.next()
+        if size == 0:
+            return
+        content: list[State | None] = [RECURRENT if reader.next() == 1 else TOKENS]
+        for _ in range(size - 1):
+            number = reader.next()
+            content.append(None if number == NOTHING else self.states[number] if number else State(-9))
+        world.contents[block] = tuple(content)

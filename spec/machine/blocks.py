@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvproof.spec.events import GroupEstimate
 from kvproof.spec.machine import pool
@@ -19,7 +20,9 @@ from kvproof.spec.rules.blocks import (
     MambaStep,
     attention_charge,
     external_state,
+    mamba_cap,
     mamba_charge,
+    mamba_estimate,
 )
 from kvproof.spec.view import NULL, Key
 
@@ -70,19 +73,40 @@ def _evictable(world: World, blocks: Sequence[int]) -> int:
 def _attention_charge(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> GroupEstimate:
     hits, held, first = _hits(need, group), len(request.tables[group]), request.cached[group] < 0
     partial = first and bool(hits) and need.local % sizes.slot != 0
-    step = AttentionStep(
-        needed=ceil(need.end + need.ahead, sizes.slot),
-        computed=ceil(need.computed, sizes.slot),
-        held=held,
-        hits=len(hits),
-        skipped=0,
-        first=first,
-        partial=partial,
-    )
     evictable = _evictable(world, hits)
+    needed, computed = ceil(need.end + need.ahead, sizes.slot), ceil(need.computed, sizes.slot)
+    total = _attention_total(needed, computed, held, len(hits), first, partial, evictable)
     deferred = partial and sizes.dialect.waits_for_copied_tail and _made_now(world, hits[-1])
-    total = len(world.references) + 1 if deferred else int(attention_charge(step, evictable))
+    total = len(world.references) + 1 if deferred else total
     return GroupEstimate(group, total, evictable, deferred, partial, False, first, held, len(hits))
+
+
+@lru_cache(maxsize=1 << 16)
+def _attention_total(
+    needed: int, computed: int, held: int, hits: int, first: bool, partial: bool, evictable: int
+) -> int:
+    step = AttentionStep(needed, computed, held, hits, 0, first, partial)
+    return int(attention_charge(step, evictable))
+
+
+@lru_cache(maxsize=1 << 16)
+def _recurrent_total(
+    needed: int,
+    computed: int,
+    held: int,
+    hits: int,
+    speculative: int,
+    first: bool,
+    partial: bool,
+    evictable: int,
+    due: bool,
+) -> tuple[int, bool]:
+    """What the rule charges, and whether the state at the computed position comes from outside. ``due``: no more than
+    is due (:class:`kvproof.spec.machine.dialect.Dialect`)."""
+    step = MambaStep(needed, computed, held, hits, speculative, first, partial, False)
+    estimate, charged = int(mamba_estimate(step)), int(mamba_charge(step, evictable))
+    more = int(mamba_cap(step)) - estimate if estimate > 0 and not due else 0
+    return charged + more, bool(external_state(step))
 
 
 def _made_now(world: World, block: int) -> bool:
@@ -96,18 +120,15 @@ def _recurrent_charge(world: World, sizes: Sizes, request: Request, need: Need, 
     deferred = bool(hits) and _made_now(world, hits[-1])
     partial = (bool(hits) and need.local % sizes.block != 0) or request.partial[group] >= 0
     computed = ceil(need.computed, sizes.block) if sizes.dialect.charges_external_state else len(hits)
-    step = MambaStep(
-        needed=ceil(need.end, sizes.block),
-        computed=computed if first else 0,
-        held=0 if first else len(table),
-        hits=len(hits),
-        speculative=sizes.config.speculative,
-        first=first,
-        partial=partial,
-        checkpoint=False,
-    )
-    evictable = 0 if external_state(step) else _evictable(world, hits)
-    total = len(world.references) + 1 if deferred else int(mamba_charge(step, evictable))
+    needed = ceil(need.end, sizes.block)
+    total, external = _recurrent_total(
+        needed, computed if first else 0, 0 if first else len(table), len(hits), sizes.config.speculative, first,
+        partial, _evictable(world, hits), sizes.dialect.charges_what_is_due,
+    )  # fmt: skip
+    if not sizes.dialect.charges_no_less_than_nothing and not partial:
+        total += min(0, needed + sizes.config.speculative - len(hits) - len(table))
+    evictable = 0 if external else _evictable(world, hits)
+    total = len(world.references) + 1 if deferred else total
     return GroupEstimate(group, total, evictable, deferred, partial, False, first, len(table), len(hits))
 
 

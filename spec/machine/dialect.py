@@ -7,7 +7,7 @@ specification.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,12 @@ class Dialect:
     ``cuts_recurrent_short``: a lookup that is cut for a load's sake may have fewer recurrent blocks than its end (PR
     51468). In 0.27 that killed the engine.
 
+    ``charges_no_less_than_nothing``: a table that is longer than needed costs nothing. Up to 0.33.0 at least it costs
+    less than nothing (ADMIT.exact, mamba-estimate-negative-and-below-taken).
+
+    ``charges_what_is_due``: the cap on what a recurrent step can take is a cap (PR 57050). Up to 0.30.0 it takes the
+    place of any number above 0, also where only a copy is due.
+
     ``stops_in_every_block``: chunk ends are aligned up to the end of the prefill (PR 51113). Up to 0.26.0 only up to
     the last cacheable position, and a chunk that starts beyond it crosses a block's end.
     """
@@ -82,10 +88,14 @@ class Dialect:
     asks_apart_when_told: bool = True
     leaves_moved_tail: bool = True
     cuts_recurrent_short: bool = True
+    charges_no_less_than_nothing: bool = True
+    charges_what_is_due: bool = True
     stops_in_every_block: bool = True
 
 
 SPECIFICATION = Dialect()
+SWITCHES = tuple(field.name for field in fields(Dialect))
+"""The names of all ways in which releases differ."""
 
 
 _SINCE: dict[str, tuple[int, ...]] = {
@@ -103,6 +113,7 @@ _SINCE: dict[str, tuple[int, ...]] = {
     "asks_apart_when_told": (0, 28),
     "leaves_moved_tail": (0, 29),
     "cuts_recurrent_short": (0, 28),
+    "charges_what_is_due": (0, 31),
     "stops_in_every_block": (0, 27),
 }
 """The release from which on each switch is on. Those that are missing are on in none."""
@@ -110,7 +121,7 @@ _SINCE: dict[str, tuple[int, ...]] = {
 
 def dialect_of(release: tuple[int, ...]) -> Dialect:
     """What a release of vLLM speaks, by its version as numbers. One that is not known speaks as the newest that is."""
-    switches = {name: release >= _SINCE[name] if name in _SINCE else False for name in Dialect.__slots__}
+    switches = {name: release >= _SINCE[name] if name in _SINCE else False for name in SWITCHES}
     if release < (0, 27):  # what 0.27 began with
         switches["leaves_moved_tail"] = switches["cuts_recurrent_short"] = True
     return Dialect(**switches)
