@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvproof import engines, scenario_file
-from kvproof.errors import UsageError
+from kvproof.errors import CheckerError, UsageError, stop
 from kvproof.report import Outcome, Report, Row
 from kvproof.spec.finding import Finding
 
@@ -38,10 +38,14 @@ def run(report: Report, options: Options, progress: engines.Progress) -> None:
     unknown = [name for name in options.scopes if name not in scopes]
     if unknown:
         raise UsageError(f"there is no scope {unknown[0]!r}: use {', '.join(scopes)}")
-    chosen = [scopes[name] for name in options.scopes or scopes]
+    chosen = [scopes[name] for name in dict.fromkeys(options.scopes or scopes)]
     if options.mutants:
+        if options.save is not None:
+            raise UsageError("what is explored with faults planted is not saved: leave out --save")
         _mutants(report, {scope.name for scope in chosen}, progress)
         return
+    if options.save is not None and options.workers > 1:
+        raise UsageError("several processes don't save what they visit: use --workers 1 with --save")
     explore: Callable[..., Any] = engines.load("kvproof.models.explore.search", "explore")
     evaluations: Counter[str] = Counter()
     broken: set[str] = set()
@@ -49,10 +53,16 @@ def run(report: Report, options: Options, progress: engines.Progress) -> None:
     try:
         for scope in chosen:
             save = options.save / f"{scope.name}.states" if options.save is not None else None
+            stop.held = True  # the first interrupt waits until a state has been looked at
             try:
-                done = explore(scope, workers=options.workers, most=options.most, save=save, progress=progress)
+                done = explore(scope, workers=options.workers, most=options.most, save=save, progress=progress,
+                               pause=stop.check)  # fmt: skip
             except ValueError as error:
                 raise UsageError(str(error)) from error
+            except RuntimeError as error:
+                raise CheckerError(f"scope {scope.name}: {error}") from error
+            finally:
+                stop.held = False
             evaluations += done.evaluations
             states, transitions = states + done.states, transitions + done.transitions
             report.rows.append(_scope_row(done))
@@ -76,14 +86,18 @@ def _scope_row(done: Any) -> Row:
         verdict, outcome = "not live", "fail"
         lines.append(f"{len(done.livelocks)} ways round: requests that fit and may never finish")
     elif done.live:
-        cramped = f" ({done.cramped} ways round with a request that may need more blocks than there are)"
-        lines.append("every request that fits comes to its end by steps alone" + (cramped if done.cramped else ""))
+        lines.append(f"every request that fits comes to its end by steps alone (from {done.promised:,} states)")
+    elif done.complete:
+        lines.append("no request is sure to fit: that any comes to its end is not claimed")
+    if done.cramped:
+        lines.append(f"{done.cramped} ways round with a request that may need more blocks than there are")
     data = {
         "states": done.states,
         "transitions": done.transitions,
         "depth": done.depth,
         "complete": done.complete,
         "live": done.live,
+        "promised": done.promised,
         "taken": dict(done.taken),
         "states_a_second": round(done.states / done.seconds) if done.seconds else 0,
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvproof import cli
+from kvproof import cli, exploring
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.models.explore import search
 from kvproof.models.explore.encoding import Encoding
@@ -79,7 +79,8 @@ def test_names_of_blocks_and_requests_make_no_difference(name: str) -> None:
 
 
 def test_without_symmetry_the_same_states_come_up_under_more_names() -> None:
-    scope = replace(SCOPES["tiny"], moves=frozenset({"abort"}))
+    small = replace(SCOPES["tiny"].config, num_blocks=6)
+    scope = replace(SCOPES["tiny"], config=small, prompts=(Prompt(2),), moves=frozenset({"abort"}))
     plain, named = Encoding(scope), Encoding(scope, symmetry=False)
     every = states_of(scope, symmetry=False)
     classes = states_of(scope)
@@ -105,6 +106,7 @@ def test_a_healthy_world_is_visited_whole_and_nothing_breaks(tiny: Explored) -> 
     assert tiny.complete
     assert not tiny.broken
     assert tiny.live
+    assert tiny.promised > 100
     assert tiny.words() == f"explored completely: {tiny.states} states, {tiny.depth} moves deep"
     assert tiny.states == len(states_of(SCOPES["tiny"]))
     assert set(tiny.taken) == {"submit", "step", "abort", "preempt", "evict"}
@@ -135,26 +137,84 @@ def test_two_processes_visit_what_one_does(tiny: Explored) -> None:
     assert done.live
 
 
-def test_an_exploration_that_was_stopped_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Explored
-) -> None:
-    monkeypatch.setattr(search, "SAVE_EVERY", 0.0)
+@pytest.mark.parametrize("stop", ["bound", "interrupt"])
+def test_an_exploration_that_was_stopped_goes_on(tmp_path: Path, tiny: Explored, stop: str) -> None:
     file = tmp_path / "tiny.states"
-    first = explore(SCOPES["tiny"], most=100, save=file)
+    pauses = iter(range(12))
+
+    def pause() -> None:
+        if stop == "interrupt" and next(pauses, None) is None:
+            raise KeyboardInterrupt
+
+    first = explore(SCOPES["tiny"], most=100 if stop == "bound" else 10_000, save=file, pause=pause)
     assert not first.complete
-    begun = file.stat().st_size
+    assert first.interrupted == (stop == "interrupt")
     second = explore(SCOPES["tiny"], save=file)
-    assert begun > 0
     assert second.complete
     assert (second.states, second.depth) == (tiny.states, tiny.depth)
-    assert second.transitions == tiny.transitions
+    assert (second.transitions, second.taken) == (tiny.transitions, tiny.taken)
+    assert second.evaluations == tiny.evaluations
+    third = explore(SCOPES["tiny"], save=file)  # nothing is left to do
+    assert (third.complete, third.states, third.depth) == (True, tiny.states, tiny.depth)
 
 
-def test_a_file_of_another_scope_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "SAVE_EVERY", 0.0)
+def test_an_interrupt_from_nowhere_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(range(50))
+
+    def look_at(self: Any, index: int, outbox: Any, right: Any = Shard._look_at) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+        right(self, index, outbox)
+
+    monkeypatch.setattr(Shard, "_look_at", look_at)
+    done = explore(SCOPES["tiny"], save=tmp_path / "tiny.states")
+    assert done.interrupted
+    assert done.states > 10
+    assert not (tmp_path / "tiny.states").exists()
+
+
+def test_what_broke_is_not_saved(tmp_path: Path) -> None:
+    mutant = next(one for one in MUTANTS if one.id == "states-leaked")
+    with mutant.planted():
+        assert explore(mutant.world(), save=tmp_path / "x").broken
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: b"garbage", "it holds no exploration"),
+        (lambda data: b"", "it holds no exploration"),
+        (lambda data: data[:-5], "it is damaged"),
+        (lambda data: data + b"x", "it is damaged"),
+        (lambda data: data.replace(b'"kvproof_states": 1', b'"kvproof_states": 9'), "not written by this kvproof"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_a_way_out(tmp_path: Path, spoil: Any, says: str) -> None:
+    file = tmp_path / "x"
+    explore(SCOPES["at-once"], save=file)
+    file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(ValueError, match=says) as refused:
+        explore(SCOPES["at-once"], save=file)
+    assert "remove it" in str(refused.value)
+
+
+def test_a_file_of_another_scope_is_refused(tmp_path: Path) -> None:
     explore(SCOPES["at-once"], save=tmp_path / "x")
-    with pytest.raises(ValueError, match="is of scope at-once, not of tiny"):
+    with pytest.raises(ValueError, match="it is of scope at-once as it was then, and not of tiny as it is now"):
         explore(SCOPES["tiny"], save=tmp_path / "x")
+    with pytest.raises(ValueError, match="as it is now"):
+        explore(replace(SCOPES["at-once"], outputs=2), save=tmp_path / "x")
+
+
+def test_a_lost_process_is_said() -> None:
+    team = search.Team(SCOPES["tiny"], judged=False, symmetry=True, workers=2)
+    team.processes[1].kill()
+    team.processes[1].join()
+    with pytest.raises(RuntimeError, match="was killed"):
+        team.counts()
+    team.end()
+    assert not any(process.is_alive() for process in team.processes)
 
 
 # -- what breaks -------------------------------------------------------------------------------------------------------
@@ -207,7 +267,7 @@ def test_a_scope_with_more_prefixes_than_a_byte_can_name_is_refused() -> None:
 def test_the_command_says_what_was_visited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.run(["explore", "tiny", "--report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "explored completely: 335 states" in " ".join(out.split())
+    assert "explored completely: 796 states" in " ".join(out.split())
     assert "every request that fits comes to its end by steps alone" in out
     assert out.splitlines()[-1].endswith("verdict=met exit=0")
     assert (tmp_path / "explore.json").exists()
@@ -228,6 +288,8 @@ def test_the_command_keeps_what_it_finds(
     ("arguments", "says"),
     [
         (["explore", "huge"], "there is no scope 'huge': use tiny, "),
+        (["explore", "tiny", "--workers", "2", "--save", "s"], "use --workers 1 with --save"),
+        (["explore", "--mutants", "--save", "s"], "leave out --save"),
         (["explore", "tiny", "--states", "0"], "Invalid value for '--states'"),
         (["explore", "tiny", "--out", "file"], "is a file where a folder is wanted"),
     ],
@@ -250,14 +312,13 @@ def test_too_few_states_leave_the_run_undetermined(capsys: pytest.CaptureFixture
 def test_an_interrupt_keeps_what_was_explored(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    levels = iter(range(3))
+    pauses = iter(range(6))
 
-    def level(self: Any, right: Any = search.Alone.level) -> None:
-        if next(levels, None) is None:
+    def check() -> None:
+        if next(pauses, None) is None:
             raise KeyboardInterrupt
-        right(self)
 
-    monkeypatch.setattr(search.Alone, "level", level)
+    monkeypatch.setattr(exploring.stop, "check", check, raising=False)
     assert cli.run(["explore", "tiny", "--out", str(tmp_path), "--save", str(tmp_path)]) == 130
-    assert "explored to depth 3" in " ".join(capsys.readouterr().out.split())
+    assert "explored to depth" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "tiny.states").exists()

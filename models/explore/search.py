@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import pickle
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from kvproof.models.explore import saved
 from kvproof.models.explore.liveness import Livelock, livelocks
 from kvproof.models.explore.scope import Move, Scope
-from kvproof.models.explore.shard import NOBODY, Broken, Shard, unpack
+from kvproof.models.explore.shard import NOBODY, Broken, Pause, Shard, unpack
 from kvproof.spec.finding import Violation
 from kvproof.spec.machine.world import World
 from kvproof.spec.scenario import Action, Scenario
@@ -59,6 +60,8 @@ class Explored:
     livelocks: list[Livelock] = field(default_factory=list)
     cramped: int = 0
     """Ways round with a request that may need more blocks than there are."""
+    promised: int = 0
+    """States with requests each of which fits: those that liveness says something about."""
     live: bool = False
     """Whether it was shown that steps alone bring every request that fits to its end, from every state."""
     interrupted: bool = False
@@ -81,12 +84,17 @@ def explore(
     liveness: bool = True,
     save: Path | None = None,
     progress: Progress = lambda line: None,
+    pause: Pause = lambda: None,
 ) -> Explored:
     """Look at every state of ``scope``, up to ``most`` of them.
 
     ``judged``: the catalogue judges every move. ``stop_at_first``: end with the level in which something broke.
-    ``save`` is a file to which what is known is saved from time to time, and from which an exploration that was stopped
-    goes on (one process only).
+    ``save`` is a file in which what is known is kept from time to time and when the exploration is stopped, and from
+    which it goes on (one process only). ``pause`` is called between two states, or two levels where there are several
+    processes: a ``KeyboardInterrupt`` that it raises ends the exploration, and what was seen is told and saved. One
+    that comes from anywhere else ends it as well, without saving.
+
+    Raises ``ValueError`` for a file that can't be gone on from, and ``RuntimeError`` when a process is lost.
     """
     result = Explored(scope)
     began = time.perf_counter()
@@ -94,46 +102,81 @@ def explore(
     try:
         if isinstance(team, Alone) and save is not None:
             result.depth = team.load(save)
-        _levels(team, result, most, stop_at_first, save, progress)
-        _sum_up(team, result)
+        calm = _levels(team, result, most, stop_at_first, save, progress, pause)
+        if calm or isinstance(team, Alone):
+            _sum_up(team, result)
         if result.complete and liveness and not result.broken:
-            rounds = livelocks(team.shard_for_questions(), team.all_states())
-            result.livelocks = [one for one in rounds if one.fits]
-            result.cramped = len(rounds) - len(result.livelocks)
-            result.live = not result.livelocks
+            _live(team, result)
     finally:
         team.end()
         result.seconds = time.perf_counter() - began
     return result
 
 
+def _live(team: Alone | Team, result: Explored) -> None:
+    shard, states = team.shard_for_questions(), team.all_states()
+    rounds = livelocks(shard, states)
+    result.livelocks = [one for one in rounds if one.fits]
+    result.cramped = len(rounds) - len(result.livelocks)
+    result.promised = sum(map(shard.promises, states))
+    result.live = bool(result.promised) and not result.livelocks
+
+
 def _levels(
-    team: Alone | Team, result: Explored, most: int, stop_at_first: bool, save: Path | None, progress: Progress
-) -> None:
-    saved = time.perf_counter()
+    team: Alone | Team,
+    result: Explored,
+    most: int,
+    stop_at_first: bool,
+    save: Path | None,
+    progress: Progress,
+    pause: Pause,
+) -> bool:
+    """Level by level. False if it was interrupted amid something, so that nobody may be asked any more."""
+    kept = time.perf_counter()
+    paused = _Paused(pause)
     try:
         while True:
+            paused()
             waiting, states, broken = team.counts()
             result.states, result.widest = states, max(result.widest, waiting)
             if not waiting:
                 result.complete = not (broken and stop_at_first)
-                return
+                break
             if states >= most or (broken and stop_at_first):
-                return
-            progress(f"{scope_name(result)}: depth {result.depth}, {states} states, {waiting} to look at")
-            team.level()
+                break
+            progress(f"{result.scope.name}: depth {result.depth}, {states} states, {waiting} to look at")
+            team.level(paused)
             result.depth += 1
-            if save is not None and isinstance(team, Alone) and time.perf_counter() - saved > SAVE_EVERY:
-                team.save(save, result.depth)
-                saved = time.perf_counter()
+            if time.perf_counter() - kept > SAVE_EVERY:
+                _keep(team, result, save)
+                kept = time.perf_counter()
     except KeyboardInterrupt:
         result.interrupted = True
-        if save is not None and isinstance(team, Alone):
-            team.save(save, result.depth)
+        if not paused.raised:
+            return False
+    _keep(team, result, save)
+    return True
 
 
-def scope_name(result: Explored) -> str:
-    return result.scope.name
+class _Paused:
+    """Tells an interrupt between two states from one amid something."""
+
+    def __init__(self, pause: Pause) -> None:
+        self.pause = pause
+        self.raised = False
+
+    def __call__(self) -> None:
+        try:
+            self.pause()
+        except KeyboardInterrupt:
+            self.raised = True
+            raise
+
+
+def _keep(team: Alone | Team, result: Explored, save: Path | None) -> None:
+    """What broke is told and not kept: there is nothing to go on from."""
+    if save is not None and isinstance(team, Alone) and not team.shard.broken:
+        team.save(save, result.depth)
 
 
 def _sum_up(team: Alone | Team, result: Explored) -> None:
@@ -155,8 +198,8 @@ class Alone:
         self.shard = Shard(scope, judged=judged, symmetry=symmetry)
         self.shard.start()
 
-    def level(self) -> None:
-        self.shard.level()
+    def level(self, pause: Pause) -> None:
+        self.shard.level(pause)
 
     def counts(self) -> tuple[int, int, int]:
         return len(self.shard.frontier), len(self.shard.states), len(self.shard.broken)
@@ -179,30 +222,10 @@ class Alone:
         return Shard(shard.scope, judged=False, symmetry=shard.encoding.symmetry)
 
     def save(self, file: Path, depth: int) -> None:
-        """What is known, written beside and renamed."""
-        shard = self.shard
-        beside = file.with_suffix(".new")
-        with beside.open("wb") as out:
-            pickle.dump((shard.scope.name, depth, shard.states, shard.parents, shard.moves, shard.frontier,
-                         shard.transitions, shard.taken, shard.judge.monitor and shard.judge.monitor.evaluations),
-                        out, protocol=5)  # fmt: skip
-        beside.replace(file)
+        saved.save(file, self.shard, depth)
 
     def load(self, file: Path) -> int:
-        """Go on from what was saved. Answers its depth; 0 where there is nothing."""
-        if not file.exists():
-            return 0
-        shard = self.shard
-        with file.open("rb") as source:
-            name, depth, states, parents, moves, frontier, transitions, taken, evaluations = pickle.load(source)
-        if name != shard.scope.name:
-            raise ValueError(f"{file} is of scope {name}, not of {shard.scope.name}: name another file")
-        shard.states, shard.parents, shard.moves, shard.frontier = states, parents, moves, frontier
-        shard.index = {state: index for index, state in enumerate(states)}
-        shard.transitions, shard.taken = transitions, taken
-        if evaluations is not None and shard.judge.monitor is not None:
-            shard.judge.monitor.evaluations = evaluations
-        return int(depth)
+        return saved.load(file, self.shard)
 
     def end(self) -> None:
         pass
@@ -223,19 +246,24 @@ class Team:
         self.processes: list[Any] = []
         for place in range(workers):
             ours, theirs = context.Pipe()
+            self.pipes.append(ours)
+            # A child must not keep what it inherits of this end: it would never see it closed.
             process = context.Process(
-                target=_serve, args=(scope, judged, symmetry, place, workers, theirs), daemon=True
+                target=_serve, args=(scope, judged, symmetry, place, workers, theirs, tuple(self.pipes)), daemon=True
             )
             process.start()
-            self.pipes.append(ours)
+            theirs.close()
             self.processes.append(process)
 
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
-        for pipe in self.pipes:
-            pipe.send((question, arguments))
-        return [pipe.recv() for pipe in self.pipes]
+        try:
+            for pipe in self.pipes:
+                pipe.send((question, arguments))
+            return [pipe.recv() for pipe in self.pipes]
+        except (EOFError, OSError) as error:
+            raise RuntimeError("a process of the exploration was killed: nothing it had seen is left") from error
 
-    def level(self) -> None:
+    def level(self, pause: Pause) -> None:
         outboxes = self._ask("level")
         for place, pipe in enumerate(self.pipes):
             pipe.send(("arrive", ([outbox[place] for outbox in outboxes],)))
@@ -281,13 +309,26 @@ class Team:
             process.join(5)
 
 
-def _serve(scope: Scope, judged: bool, symmetry: bool, place: int, places: int, pipe: Connection) -> None:
-    """What one process of a team does: answer questions until nobody asks any more."""
+def _serve(
+    scope: Scope,
+    judged: bool,
+    symmetry: bool,
+    place: int,
+    places: int,
+    pipe: Connection,
+    others: Sequence[Connection],
+) -> None:
+    """What one process of a team does: answer questions until nobody asks any more. Whoever asks is interrupted, and
+    ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    for other in others:
+        other.close()
     shard = Shard(scope, place=place, places=places, judged=judged, symmetry=symmetry)
     shard.start()
     answers: Mapping[str, Callable[..., Any]] = {
         "level": shard.level,
-        "arrive": lambda boxes: shard.arrive(itertools.chain.from_iterable(boxes)),
+        "arrive": lambda boxes: [shard.arrive(itertools.chain.from_iterable(boxes)), shard.turn()],
         "counts": lambda: (len(shard.frontier), len(shard.states), len(shard.broken)),
         "account": lambda: _account(shard),
         "origin": lambda index: (shard.parents[index], shard.moves[index]),
@@ -296,7 +337,7 @@ def _serve(scope: Scope, judged: bool, symmetry: bool, place: int, places: int, 
     while True:
         try:
             question, arguments = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         pipe.send(answers[question](*arguments))
 

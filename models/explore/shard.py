@@ -6,7 +6,7 @@ import contextlib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvproof.invariants.catalogue import CATALOGUE
@@ -18,12 +18,13 @@ from kvproof.spec.finding import Violation
 from kvproof.spec.machine.blocks import Faulty
 from kvproof.spec.machine.machine import Machine
 from kvproof.spec.machine.subject import MachineSubject
-from kvproof.spec.machine.world import World
+from kvproof.spec.machine.world import Request, World
 from kvproof.spec.rules.blocks import peak_blocks
 
 NOBODY = (1 << 32) - 1
 KINDS = ("submit", "step", "abort", "preempt", "finish", "evict", "reset")
 
+Pause = Callable[[], None]
 Arrival = tuple[bytes, int, int]
 """A state that was reached: its bytes, the number of the state it was reached from (see :meth:`Shard.number`), and the
 packed move."""
@@ -103,6 +104,9 @@ class Shard:
         self.parents = array("Q")
         self.moves = array("I")
         self.frontier: list[int] = []
+        """States of this level that have not been looked at."""
+        self.ahead: list[int] = []
+        """States of the next level."""
         self.transitions = 0
         self.broken: list[Broken] = []
         self.taken: Counter[str] = Counter()
@@ -118,6 +122,7 @@ class Shard:
         first = self.encoding.encode(World.empty(self.scope.config))
         if self.owner(first) == self.place:
             self.arrive([(first, NOBODY, 0)])
+        self.turn()
 
     def arrive(self, arrivals: Iterable[Arrival]) -> None:
         """States that others reached, or this shard itself: new ones are to be looked at in the next level."""
@@ -125,47 +130,70 @@ class Shard:
         for state, parent, move in arrivals:
             if state not in index:
                 index[state] = len(states)
-                self.frontier.append(len(states))
+                self.ahead.append(len(states))
                 states.append(state)
                 self.parents.append(parent)
                 self.moves.append(move)
 
-    def level(self) -> list[list[Arrival]]:
-        """Carry out everything that can happen in the states of the frontier. Answers, by owner, what was reached."""
+    def turn(self) -> None:
+        """The level has been looked at: on to the next."""
+        self.frontier, self.ahead = self.ahead, []
+
+    def level(self, pause: Pause = lambda: None) -> list[list[Arrival]]:
+        """Carry out everything that can happen in the states of the frontier. Answers, by owner, what was reached.
+
+        ``pause`` is called between two states. What it raises leaves the shard in order: the rest of the level is
+        looked at when this is called again.
+        """
         outbox: list[list[Arrival]] = [[] for _ in range(self.places)]
-        frontier, self.frontier = self.frontier, []
-        encoding, scope, judge = self.encoding, self.scope, self.judge
-        for index in frontier:
-            world = encoding.decode(self.states[index])
-            number = self.number(index)
-            moves = list(scope.possible(world))
-            for place, move in enumerate(moves):
-                # The last move may change the world itself.
-                after = world if place == len(moves) - 1 else world.copy()
-                broken = judge.run(after, move)
-                self.transitions += 1
-                self.taken[move.kind] += 1
-                packed = pack(move)
-                if broken:
-                    self.broken += [Broken(violation, number, packed) for violation in broken]
-                    continue  # what follows from a broken state proves nothing
-                state = encoding.encode(after)
-                if self.places == 1:
-                    if state not in self.index:
-                        self.arrive([(state, number, packed)])
-                else:
-                    outbox[self.owner(state)].append((state, number, packed))
+        place = 0
+        try:
+            for place, index in enumerate(self.frontier):
+                if place & 63 == 0:
+                    pause()
+                self._look_at(index, outbox)
+            place = len(self.frontier)
+        finally:
+            del self.frontier[:place]
+        if self.places == 1:
+            self.turn()
         return outbox
+
+    def _look_at(self, index: int, outbox: list[list[Arrival]]) -> None:
+        encoding, scope, judge = self.encoding, self.scope, self.judge
+        world = encoding.decode(self.states[index])
+        number = self.number(index)
+        moves = list(scope.possible(world))
+        for place, move in enumerate(moves):
+            # The last move may change the world itself.
+            after = world if place == len(moves) - 1 else world.copy()
+            broken = judge.run(after, move)
+            self.transitions += 1
+            self.taken[move.kind] += 1
+            packed = pack(move)
+            if broken:
+                self.broken += [Broken(violation, number, packed) for violation in broken]
+                continue  # what follows from a broken state proves nothing
+            state = encoding.encode(after)
+            if self.places == 1:
+                if state not in self.index:
+                    self.arrive([(state, number, packed)])
+            else:
+                outbox[self.owner(state)].append((state, number, packed))
 
     def fits(self, state: bytes) -> bool:
         """Whether each request of a state fits the pool, alone in it."""
+        return self._fits(self.encoding.decode(state).requests())
+
+    def promises(self, state: bytes) -> bool:
+        """Whether there are requests in a state, each of which fits."""
+        requests = self.encoding.decode(state).requests()
+        return bool(requests) and self._fits(requests)
+
+    def _fits(self, requests: Sequence[Request]) -> bool:
         config = self.scope.config
-        most = config.num_blocks - 1
-        longest = (
-            min(request.prompt + request.max_tokens, config.max_model_len) + config.speculative
-            for request in self.encoding.decode(state).requests()
-        )
-        return all(peak_blocks(config, total) <= most for total in longest)
+        longest = [min(one.prompt + one.max_tokens, config.max_model_len) + config.speculative for one in requests]
+        return all(peak_blocks(config, total) < config.num_blocks for total in longest)
 
     def step_from(self, state: bytes) -> Sequence[bytes]:
         """Where steps alone lead from a state, whatever the model says to drafts; empty where nobody is there."""
