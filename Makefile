@@ -1,5 +1,5 @@
 # make verify   the main job: prove the rules, fuzz the newest supported vLLM release, one table
-# make test     the tests: fast ones first, then the slow ones and those that drive a real release
+# make test     the tests: fast ones first, then, two at a time, the slow ones and those that drive a real release
 # Both set up an environment of their own in .venv first and reuse it until pyproject.toml changes.
 # PYTHON=/path/to/python chooses the interpreter; ARGS="--seed 7" is passed on.
 
@@ -15,7 +15,7 @@ verify: env
 # The project folder must never be on sys.path, so pytest is run as a command and not as a module.
 test: env
 	@.venv/bin/pytest -q -m "not slow and not release" $(ARGS)
-	@.venv/bin/pytest -q -m "slow or release" $(ARGS)
+	@.venv/bin/pytest -q -m "slow or release" --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: env
 	@.ci/lint

@@ -71,9 +71,15 @@ def start(environ: Mapping[str, str]) -> Installed:
     found = live.install(
         mode, reaction, _known(), teller.finding, teller.miss, lambda text: logger.warning("kvproof: %s", text)
     )
-    atexit.register(lambda: logger.info("kvproof: %s", found.summary()))
+    atexit.register(_sum_up, found)
     logger.info("kvproof: assertions are on (%s, on a violation: %s, files in %s)", mode, reaction, teller.folder)
     return found
+
+
+def _sum_up(found: Installed) -> None:
+    """At the end, in the process that had an engine (a server has others, which load the plug-in, too)."""
+    if found.engines or found.findings or found.errors:
+        logger.info("kvproof: process %d: %s", os.getpid(), found.summary())
 
 
 def _record(environ: Mapping[str, str]) -> Installed:
@@ -148,7 +154,8 @@ class Teller:
         if self.reaction == "dump":
             path = self._path(found).with_suffix(".txt")
             if self._write(path, text + "\n"):
-                logger.error("kvproof: %s: %s", found.violation.invariant, path)
+                known = "known: " if found.known else ""
+                logger.error("kvproof: %s%s: %s", known, found.violation.invariant, path)
                 return
         logger.error("kvproof: %s", text)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from kvproof import scenario_file
 from kvproof.impl.vllm.drift import load, quiet, release
+from kvproof.impl.vllm.live import overlay
 from kvproof.impl.vllm.live.install import Installed, install
 from kvproof.impl.vllm.plain import PlainEngine
 from kvproof.impl.vllm.subject import VllmSubject
@@ -193,6 +195,78 @@ def broken_hook() -> dict[str, Any]:
     served = serve(HYBRID, conversation())
     return {"errors": watching.errors, "found": told(watching), "left": len(served.scheduler.requests),
             "steps": served.scheduler.kv_cache_manager._kvproof._steps}  # fmt: skip
+
+
+def broken_inside(where: str) -> dict[str, Any]:
+    """A part of ours that fails, wherever it is called from: the engine goes on."""
+    module, cls, name = where.split(":")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    part = getattr(importlib.import_module(f"kvproof.impl.vllm.live.{module}"), cls)
+    watching = install("full", on_miss=lambda miss: None)
+    engine = PlainEngine(HYBRID)
+    setattr(part, name, fail)
+    statuses = load("vllm.v1.request").RequestStatus
+    engine.submit("a", range(90), 5)
+    engine.submit("b", range(500, 560), 4)
+    engine.step()
+    engine.step()
+    engine.scheduler.reset_prefix_cache()
+    engine.scheduler.finish_requests("a", statuses.FINISHED_ABORTED)
+    for _ in range(12):
+        engine.step()
+    engine.scheduler.reset_prefix_cache()
+    return {"errors": watching.errors, "left": len(engine.scheduler.requests), "found": told(watching)}
+
+
+def as_they_are_called(mode: str) -> dict[str, Any]:
+    """Methods take what vLLM's do, by place and by name, and classes that mind being extended are left alone."""
+    scheduler = load("vllm.v1.core.sched.scheduler").Scheduler
+
+    class Named(scheduler):  # type: ignore[misc,valid-type]
+        def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+
+    class Other(Named, name="other"):  # type: ignore[misc,valid-type]
+        def add_request(self, request: Any, extra: int = 0) -> Any:
+            self.extra = extra
+            return super().add_request(request)
+
+    class Plain(scheduler):  # type: ignore[misc,valid-type]
+        def add_request(self, request: Any, extra: int = 0) -> Any:
+            self.extra = extra
+            return super().add_request(request)
+
+    watching = install(mode)  # type: ignore[arg-type]
+    twice = ""
+    try:
+        install("touched")
+    except ValueError as error:
+        twice = str(error)
+    statuses = load("vllm.v1.request").RequestStatus
+    engine = PlainEngine(HYBRID)
+    for name in "ab":
+        engine.submit(name, range(60 * ord(name), 60 * ord(name) + 60), 6)
+    engine.scheduler.finish_requests([], statuses.FINISHED_ABORTED)
+    engine.scheduler.finish_requests(set(), finished_status=statuses.FINISHED_ABORTED)
+    here = len(engine.scheduler.requests)
+    request = engine.scheduler.requests["a"]
+    update = engine.scheduler.update_from_output
+    engine.scheduler.update_from_output = lambda output, answer: update(
+        scheduler_output=output, model_runner_output=answer
+    )
+    split = engine.scheduler._mamba_block_aligned_split
+    answers = [split(request, 20), split(request=request, num_new_tokens=20),
+               split(request, 20, num_new_local_computed_tokens=0)]  # fmt: skip
+    remaining = engine.scheduler._request_remaining_blocks(request=request)
+    for _ in range(12):
+        engine.step()
+    classes = [cls.__init_subclass__ is not None and cls for cls in (Other, Plain)]
+    alone = [overlay.extensible(cls) for cls in classes]
+    return {"here": here, "answers": len(set(answers)), "remaining": remaining > 0, "twice": twice, "alone": alone,
+            "left": len(engine.scheduler.requests), "errors": watching.errors, "found": told(watching)}  # fmt: skip
 
 
 def untouched() -> dict[str, Any]:

@@ -150,6 +150,33 @@ def test_an_error_in_the_assertions_does_not_touch_the_engine() -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "where",
+    ["naming:Names:learn", "blockhistory:BlockHistory:note", "story:Story:aborted", "story:Story:reset",
+     "keyhistory:KeyHistory:step_starts", "holdings:Holdings:follow"],
+)  # fmt: skip
+def test_whatever_fails_inside_the_engine_goes_on(where: str) -> None:
+    seen = run("0.33.0", "broken_inside", where)
+    assert seen["left"] == 0
+    assert seen["errors"]
+    assert all("a fault of ours" in text for text in seen["errors"])
+    assert seen["found"] == []
+
+
+@pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["touched", "full"])
+def test_methods_are_called_as_ever(mode: str) -> None:
+    seen = run("0.33.0", "as_they_are_called", mode)
+    assert seen["here"] == 2, "an empty list ends nobody"
+    assert (seen["answers"], seen["remaining"]) == (1, True)
+    assert "uninstall them first" in seen["twice"]
+    assert seen["alone"] == [False, True]
+    assert (seen["left"], seen["errors"], seen["found"]) == (0, [], [])
+
+
+@pytest.mark.release
+@pytest.mark.slow
 def test_nothing_is_patched_unless_asked_for() -> None:
     answer = run("0.33.0", "untouched", KVPROOF="")
     assert answer["inert"]

@@ -382,6 +382,15 @@ def test_a_scenario_of_a_trace_says_where_it_begins(plain: dict[str, Path], tmp_
     assert f"not reproduced on vllm=={HEALTHY}" in done.stdout
 
 
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_short_prompt_sent_twice_is_no_finding(tmp_path: Path) -> None:
+    assert play(HEALTHY, "twice", str(tmp_path)) == {"errors": [], "raised": "", "stderr": ""}
+    result = checked(*tmp_path.iterdir())
+    assert not result.found
+    assert result.evaluations["SLOT.exclusive-write"]
+
+
 # -- sequences and files --------------------------------------------------------------------------------------------
 
 
@@ -421,6 +430,34 @@ def test_an_answer_that_somebody_asks_with_has_the_numbers_of_his_prompt() -> No
     assert own[0][0] < FRESH
     apart = sequences.learn(request("apart", [5, 2, 3, 4, 5, 6, 7, 70]))
     assert apart.said[7] != own[0][0]
+
+
+def test_prompts_shorter_than_a_hash_unit_that_agree_are_known_to() -> None:
+    told: list[tuple[Any, ...]] = []
+    sequences = Sequences(8, lambda *line: told.append(line))
+    first = sequences.learn(request("a", [1, 2, 3, 4, 5, 6, 7], unit=8))
+    apart = sequences.learn(request("b", [1, 2, 3, 9, 5, 6, 7], unit=8))
+    again = sequences.learn(request("c", [1, 2, 3, 4, 5, 6, 7], unit=8))
+    assert told[1:] == [("seq", 1, "b", 0, 3, 7), ("seq", 2, "c", 0, 7, 7)]
+    answers = [sequences.sampled(sequence, [8, 9], True) for sequence in (first, apart, again)]
+    assert answers[0] == answers[2]
+    assert not set(answers[0]) & set(answers[1])
+
+
+def test_the_one_that_agrees_most_is_the_base_also_beyond_the_last_hash() -> None:
+    told: list[tuple[Any, ...]] = []
+    sequences = Sequences(4, lambda *line: told.append(line))
+    system = [1, 2, 3, 4]
+    sequences.learn(request("a", [*system, 5, 6, 7]))
+    near = sequences.learn(request("b", [*system, 8, 8, 8]))
+    again = sequences.learn(request("c", [*system, 8, 8, 8]))
+    assert told[2] == ("seq", 2, "c", 1, 7, 7)
+    assert sequences.sampled(near, [3], True) == sequences.sampled(again, [3], True)
+    sequences.forget("b")
+    sequences._limit = 0
+    sequences.tidy([])
+    sequences.learn(request("d", [*system, 8, 8]))
+    assert told[-1] == ("seq", 3, "d", 2, 6, 6)
 
 
 def test_what_the_cache_has_nothing_of_is_forgotten() -> None:

@@ -123,6 +123,15 @@ def long(folder: str, rounds: str, megabytes: str = "256", blocks: str = "2000")
     return {"errors": watching.errors, "steps": count, "files": FILES}
 
 
+def twice(folder: str) -> dict[str, Any]:
+    """The same prompt twice, shorter than a hash unit, which its answer then fills."""
+    config = Config((Group("full", 32), Group("mamba", 32)), 40, hash_unit=32, step_tokens=64, max_model_len=256)
+    ask = [Action("submit", "a", length=31, max_tokens=4), Action("step", times=6),
+           Action("submit", "b", base="a", shared=31, length=31, max_tokens=4), Action("step", times=6)]  # fmt: skip
+    recording, raised = _recorded(Path(folder), config, tuple(ask))
+    return {"errors": recording.errors, "raised": raised}
+
+
 def full_disk(folder: str, most: str) -> dict[str, Any]:
     """No file of this process may become larger than ``most`` bytes: what can't be written ends the recording."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -21,7 +21,7 @@ from typing import Any
 from kvproof.models.explore import saved
 from kvproof.models.explore.liveness import Livelock, livelocks
 from kvproof.models.explore.scope import Move, Scope
-from kvproof.models.explore.shard import NOBODY, Broken, Pause, Shard, unpack
+from kvproof.models.explore.shard import NOBODY, Arrival, Broken, Pause, Shard, unpack
 from kvproof.spec.finding import Violation
 from kvproof.spec.machine.world import World
 from kvproof.spec.scenario import Action, Scenario
@@ -326,9 +326,14 @@ def _serve(
         other.close()
     shard = Shard(scope, place=place, places=places, judged=judged, symmetry=symmetry)
     shard.start()
+
+    def arrive(boxes: Sequence[Sequence[Arrival]]) -> None:
+        shard.arrive(itertools.chain.from_iterable(boxes))
+        shard.turn()
+
     answers: Mapping[str, Callable[..., Any]] = {
         "level": shard.level,
-        "arrive": lambda boxes: [shard.arrive(itertools.chain.from_iterable(boxes)), shard.turn()],
+        "arrive": arrive,
         "counts": lambda: (len(shard.frontier), len(shard.states), len(shard.broken)),
         "account": lambda: _account(shard),
         "origin": lambda index: (shard.parents[index], shard.moves[index]),

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from kvproof.impl.vllm.live.judge import Judge
-from kvproof.impl.vllm.live.overlay import lasting, listening, wrap
+from kvproof.impl.vllm.live.overlay import given, lasting, listening, wrap
 from kvproof.impl.vllm.live.poolhooks import PoolHooks
 from kvproof.impl.vllm.live.view import LiveView
 from kvproof.impl.vllm.watch import Watch
@@ -113,13 +113,18 @@ class LiveCalls(Watch):
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     def _splitting(self, original: Any) -> Callable[..., int]:
-        def split(request: Any, offered: int, local: int = 0, external: int = 0) -> int:
-            granted = int(original(request, offered, local, external))
-            start = request.num_computed_tokens + local + external
-            self.judge.guard(self._chunk, request, start, offered, granted)
+        def split(*args: Any, **kwargs: Any) -> int:
+            granted = int(original(*args, **kwargs))
+            self.judge.guard(self._was_split, args, kwargs, granted)
             return granted
 
         return split
+
+    def _was_split(self, args: tuple[Any, ...], kwargs: dict[str, Any], granted: int) -> None:
+        request, offered = given(args, kwargs, 0, "request"), given(args, kwargs, 1, "num_new_tokens")
+        local = given(args, kwargs, 2, "num_new_local_computed_tokens") or 0
+        external = given(args, kwargs, 3, "num_external_computed_tokens") or 0
+        self._chunk(request, request.num_computed_tokens + local + external, offered, granted)
 
     def scheduled(self, output: Any, names: Collection[str]) -> None:
         """``lean``: the chunks of these requests as they were scheduled, which is what the device will run."""
@@ -173,11 +178,11 @@ class LiveCalls(Watch):
             return original(*args, **kwargs)
         return self._group_estimate(original, group, manager, *args, **kwargs)
 
-    def _only_asking(self, original: Any, *args: Any) -> Any:
+    def _only_asking(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """The scheduler wants to know what a request still needs, and takes nothing."""
         self._aside = True
         try:
-            return original(*args)
+            return original(*args, **kwargs)
         finally:
             self._aside = False
 

@@ -19,7 +19,7 @@ from kvproof.impl.vllm.live.derive import Engine
 from kvproof.impl.vllm.live.judge import Judge, OnViolation
 from kvproof.impl.vllm.live.lookups import Lookups
 from kvproof.impl.vllm.live.naming import Names
-from kvproof.impl.vllm.live.overlay import wrap
+from kvproof.impl.vllm.live.overlay import given, wrap
 from kvproof.impl.vllm.live.poolhooks import DUE, PoolHooks
 from kvproof.impl.vllm.live.story import Story
 from kvproof.impl.vllm.live.view import LiveView
@@ -83,6 +83,7 @@ class Watched:
         self.view = LiveView(config, self.manager, self.scheduler, self.names, self.hooks, self.device)
         self.view.whole = not self.lean
         self.judge = Judge(self.view, self.engine.lacking, self._report, self.evaluations)
+        self.hooks.guard = self.judge.guard
         self.calls = LiveCalls(
             config, self.manager, self.scheduler, self.view, self.judge, self.hooks, self._request_changed, self.lean
         )
@@ -109,7 +110,7 @@ class Watched:
         hooks.who = name or ""
         with hooks.at_work():
             answer = original(*args, **kwargs)
-        if hooks.changes != before and isinstance(name, str):
+        if hooks.changes != before and isinstance(name, str) and not self.judge.spoiled:
             self._changed.add(name)
             if self.scheduler is None:
                 self.judge.guard(self._judge_call)
@@ -159,43 +160,51 @@ class Watched:
         if getattr(scheduler, "connector", None) is not None:
             wrap(scheduler.connector, "get_num_new_matched_tokens", self._offer, self.undo)
 
-    def _add_request(self, original: Any, request: Any) -> Any:
-        again = request.request_id in self.scheduler.requests
-        if not again:
-            self.judge.guard(self._submitted, request)
-        elif self.story is not None:
-            self.story.whole = False  # a session goes on with more input: no action says that
-        return original(request)
+    def _add_request(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self.judge.guard(self._submitted, given(args, kwargs, 0, "request"))
+        return original(*args, **kwargs)
 
-    def _offer(self, original: Any, request: Any, computed: int) -> Any:
-        answer = original(request, computed)
+    def _offer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        request, computed = given(args, kwargs, 0, "request"), given(args, kwargs, 1, "num_computed_tokens")
+        self.judge.guard(self._offered, request, computed, answer)
+        return answer
+
+    def _offered(self, request: Any, computed: int, answer: Any) -> None:
         self.calls.store.offered[request.request_id] = int(answer[0] or 0)
         if answer[0] and self.story is not None:
             divergent = bool(getattr(self.scheduler.connector, "supports_divergent_local_hybrid_hits", False))
             self.story.offered(request.request_id, computed + int(answer[0]), bool(answer[1]), divergent)
-        return answer
 
     def _submitted(self, request: Any) -> None:
+        if request.request_id in self.scheduler.requests:
+            if self.story is not None:
+                self.story.whole = False  # a session goes on with more input: no action says that
+            return
         log = self.names.learn(request)
         if self.story is not None:
             self.story.submitted(request, log)
 
     def _finish_requests(self, original: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
         inside = self.hooks.inside
-        names = [request_ids] if isinstance(request_ids, str) else list(request_ids or self.scheduler.requests)
+        every = self.scheduler.requests if request_ids is None else request_ids
+        names = [request_ids] if isinstance(request_ids, str) else list(every)
         with self.hooks.at_work():
             answer = original(request_ids if request_ids is None or isinstance(request_ids, str) else names,
                               *args, **kwargs)  # fmt: skip
+        self.judge.guard(self._finished, names, inside == 0)
+        return answer
+
+    def _finished(self, names: list[str], aborted: bool) -> None:
         self._changed.update(names)
-        if inside == 0 and self.story is not None:
+        if aborted and self.story is not None:
             for name in names:
                 self.story.aborted(name)
-        return answer
 
     def _reset_cache(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         answer = self._reset(original, *args, **kwargs)
         if self.story is not None:
-            self.story.reset()
+            self.judge.guard(self.story.reset)
         return answer
 
     def _schedule(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +212,7 @@ class Watched:
         self._steps += 1
         self.history.step = hooks.scheduling = hooks.stamp = self._steps
         if self.lookups is not None:
-            self.lookups.history.step_starts()
+            self.judge.guard(self.lookups.history.step_starts)
         try:
             output = self._own_call(original, *args, **kwargs)
         finally:
@@ -242,11 +251,12 @@ class Watched:
         if visited:
             self.calls.scheduled(output, visited)
 
-    def _update(self, original: Any, output: Any, answer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _update(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         judge = self.judge
+        output, answer = given(args, kwargs, 0, "scheduler_output"), given(args, kwargs, 1, "model_runner_output")
         judge.guard(self._ran, output, answer)
         alive = dict(self.scheduler.requests) if self.story is not None else {}
-        result = self._own_call(original, output, answer, *args, **kwargs)
+        result = self._own_call(original, *args, **kwargs)
         judge.guard(self._step_over, output, answer, alive)
         return result
 

@@ -40,7 +40,7 @@ OnFinding = Callable[[Reported], None]
 OnMiss = Callable[[Miss], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Installed:
     """What is being watched, and what came of it so far.
 
@@ -67,6 +67,8 @@ class Installed:
 
     def uninstall(self) -> None:
         """Let vLLM build its objects as before. Engines that exist already stay under watch."""
+        if self in _active:
+            _active.remove(self)
         while self._undo:
             self._undo.pop()()
 
@@ -157,6 +159,10 @@ def _rule(engine: Engine) -> Any:
     return checkpoint_rule(config, config.eagle)
 
 
+_active: list[Installed] = []
+"""What is installed in this process: one at most, since two would take each other's hooks for the engine."""
+
+
 def install(
     mode: Mode = "touched",
     reaction: Reaction = "log",
@@ -173,6 +179,8 @@ def install(
     reported as known and never raise. ``on_miss`` is told of lookups that end short, ``on_warning`` of an engine that
     can never hit. Mode ``record`` judges nothing, and writes what happens to where ``record`` says.
     """
+    if _active:
+        raise ValueError("assertions are on already in this process: uninstall them first")
     if (mode == "record") != (record is not None):
         raise ValueError("where to record to belongs to mode record, and to no other")
     installed = Installed(mode, reaction, known, on_finding, on_miss, on_warning, record)
@@ -182,6 +190,7 @@ def install(
         lay_from_birth(getattr(load(f"vllm.v1.core.{module}"), name), installed._undo)
     _after_init(manager, installed.built_manager, installed._undo)
     _after_init(scheduler, installed.built_scheduler, installed._undo)
+    _active.append(installed)
     return installed
 
 

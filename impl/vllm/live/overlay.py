@@ -10,16 +10,27 @@ good, which costs a scheduler some 7 % of each step. :func:`lay_from_birth` has 
 from __future__ import annotations
 
 import inspect
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
+
+from kvproof.impl.vllm.live.derive import Unsupported
 
 Around = Callable[..., Any]
 
 
+def extensible(cls: type) -> bool:
+    """Whether nobody notices that a class is extended: it has no metaclass and no ``__init_subclass__`` of its own."""
+    quiet = all("__init_subclass__" not in vars(one) for one in cls.__mro__ if one is not object)
+    return quiet and type(cls) in (type, ABCMeta)
+
+
 class Overlay:
-    """A subclass of ``plain`` for one object: for ``owner``, or for one made here."""
+    """A subclass of ``plain`` for one object: for ``owner``, or for one made here. Raises :class:`Unsupported`."""
 
     def __init__(self, plain: type, owner: Any = None) -> None:
+        if not extensible(plain):
+            raise Unsupported(f"{plain.__name__} minds being extended")
         self.plain: Any = plain
         self.laid = type(plain.__name__, (plain,), {"__module__": plain.__module__, "__slots__": (),
                                                     "__reduce_ex__": _reduced, "_kvproof_overlay": self})  # fmt: skip
@@ -63,6 +74,11 @@ class Overlay:
             delattr(self.laid, name)
 
 
+def given(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    """An argument, by place or by name; ``None`` where it was left out."""
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
 def wrap(owner: Any, name: str, around: Around, undo: list[Callable[[], None]]) -> None:
     """Let ``around(original, *args, **kwargs)`` answer calls of one object's method for good; ``undo`` learns how to
     stop it. A method that the release does not have is left alone."""
@@ -90,7 +106,7 @@ def lay_from_birth(cls: Any, undo: list[Callable[[], None]]) -> None:
 
 
 def _laid(cls: type, *_: Any, **__: Any) -> Any:
-    return Overlay(cls).owner
+    return Overlay(cls).owner if extensible(cls) else object.__new__(cls)
 
 
 def _plain(cls: type, *_: Any, **__: Any) -> Any:

@@ -8,7 +8,7 @@ keys those are, so that they have a name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,8 @@ class PoolHooks:
         self.who = ""
         self.on_key: Callable[[bool, bytes], None] | None = None
         self.on_reset: Callable[[], None] | None = None
+        self.guard: Callable[..., None] = _plainly
+        """Does work of ours, and lets nothing out that goes wrong in it."""
         self.undo: list[Callable[[], None]] = []
         for name in ("get_new_blocks", "touch", "free_blocks", "unpin_blocks", "reset_prefix_cache",
                      "cache_full_blocks", "cache_partial_block",
@@ -68,6 +70,9 @@ class PoolHooks:
         return (Holder("call from outside", block) for block, n in self.outside.items() for _ in range(n))
 
     def _change(self, blocks: Iterable[Any], what: str, references: int) -> None:
+        self.guard(self._changed, blocks, what, references)
+
+    def _changed(self, blocks: Iterable[Any], what: str, references: int) -> None:
         self.changes += 1
         note, who, outside = self.history.note, self.who, not self.inside
         for block in blocks:
@@ -126,7 +131,7 @@ class PoolHooks:
         return answer
 
     def _on_cache_full_blocks(self, original: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self.about_to_key(request)
+        self.guard(self.about_to_key, request)
         return original(request, *args, **kwargs)
 
     _on_cache_partial_block = _on_cache_full_blocks
@@ -139,8 +144,11 @@ class PoolHooks:
         number = block.block_id
         known = block.block_hash == raw or self.pool.cached_block_hash_to_block.contain(raw, number)
         answer = original(raw, block, *args, **kwargs)
-        if known:
-            return answer  # it had that key already: nothing new is promised
+        if not known:  # otherwise nothing new is promised
+            self.guard(self._keyed, number, raw)
+        return answer
+
+    def _keyed(self, number: int, raw: bytes) -> None:
         self.changes += 1
         self.touched.add(number)
         if self.scheduling != DUE:
@@ -148,17 +156,22 @@ class PoolHooks:
         self.history.note(number, "keyed", self.who, self.names.state(raw))
         if self.on_key is not None:
             self.on_key(True, bytes(raw))
-        return answer
 
     def _on_remove_cached_block_hashes(self, original: Any, block: Any) -> Any:
         removed = original(block)
         if removed:
-            number = block.block_id
-            self.changes += 1
-            self.touched.add(number)
-            self.keyed.pop(number, None)
-            self.history.note(number, "unkeyed", self.who, self.names.state(removed[0]))
-            if self.on_key is not None:
-                for raw in removed:
-                    self.on_key(False, bytes(raw))
+            self.guard(self._unkeyed, block.block_id, removed)
         return removed
+
+    def _unkeyed(self, number: int, removed: Sequence[bytes]) -> None:
+        self.changes += 1
+        self.touched.add(number)
+        self.keyed.pop(number, None)
+        self.history.note(number, "unkeyed", self.who, self.names.state(removed[0]))
+        if self.on_key is not None:
+            for raw in removed:
+                self.on_key(False, bytes(raw))
+
+
+def _plainly(work: Callable[..., None], *arguments: object) -> None:
+    work(*arguments)

@@ -198,6 +198,7 @@ class Recorded(Watched):
         config = self.engine.config
         self.view = _View(config, self.manager, self.scheduler, self.names, self.hooks, None)
         self.judge = _Calls(self)  # type: ignore[assignment]
+        self.hooks.guard = self.judge.guard
         self.calls = LiveCalls(
             config, self.manager, self.scheduler, self.view, self.judge, self.hooks, self._request_changed, True
         )

@@ -4,8 +4,8 @@ A token of the file is a number that is the same exactly where the token and all
 collision of 40 bits). A token that a prompt brings gets a number that says whose and where it is first; a token that
 the model brings, a digest of its whole prefix under a key that is drawn for each file and kept nowhere. The same word
 in another place has another number, so that no letter, word or frequency of the text can be told from the file. What it
-does tell: lengths, and how far two sequences agree. Whether two prompts agree is found by the cache's own hashes, and
-token by token after the last of them; what they share before their first whole hash unit is not found.
+does tell: lengths, and how far two sequences agree. That is found by the cache's own hashes, and token by token among
+those that agree up to the last of them.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Sequences:
         self.live: dict[str, Sequence] = {}
         self.all: dict[int, Sequence] = {}
         self._names: dict[bytes, tuple[int, int]] = {}
+        self._having: dict[bytes, list[int]] = {}
+        """A hash to the sequences that have the prefix it is of."""
+        self._begun: dict[bytes, list[int]] = {}
+        """A seed to the sequences that were begun with it."""
         self._next = 0
         self._spare = 0
         self._kept = self._limit = kept
@@ -123,6 +127,9 @@ class Sequences:
         for number in dropped:
             del self.all[number]
         self._names = {name: where for name, where in self._names.items() if where[0] in self.all}
+        self._begun = _only(self._begun, self.all)
+        # Those that live are indexed anew.
+        self._having = _only(self._having, {number for number, one in self.all.items() if one.over})
         for sequence in self.live.values():
             sequence.ahead = [one for one in sequence.ahead if one.number in self.all]
             sequence.hashed = 0
@@ -182,24 +189,30 @@ class Sequences:
         sequence.begins_with(base.said[:shared] if base is not None else array("q"))
         self._meet(sequence, shared == length)
         self.live[request.request_id] = self.all[sequence.number] = sequence
+        self._begun.setdefault(_root(sequence), []).append(sequence.number)
         self._index(sequence)
         self.tell("seq", sequence.number, request.request_id, -1 if base is None else base.number, shared, length)
         return sequence
 
     def _shared(self, sequence: Sequence) -> tuple[Sequence | None, int]:
         """The sequence that has most of this one's beginning, and how many tokens of it."""
+        if sequence.opaque:
+            return None, 0
         hashes = sequence.request.block_hashes
-        for index in range(0 if sequence.opaque else len(hashes), 0, -1):
-            found = self._names.get(bytes(hashes[index - 1]))
-            if found is None:
-                continue
-            base = self.all[found[0]]
-            ours, theirs, position = sequence.tokens, base.tokens, index * self.unit
-            most = min(len(ours), len(theirs)) if base.seed == sequence.seed else 0
-            while position < most and ours[position] == theirs[position]:
-                position += 1
-            return base, position
-        return None, 0
+        depth = next((n for n in range(len(hashes), 0, -1) if bytes(hashes[n - 1]) in self._names), 0)
+        base: Sequence | None = None
+        start = best = depth * self.unit
+        alike = self._begun.get(_root(sequence), [])
+        if depth:
+            name = bytes(hashes[depth - 1])
+            base, alike = self.all[self._names[name][0]], self._having.get(name, [])
+        for number in alike:
+            other = self.all.get(number)
+            if other is not None and other.seed == sequence.seed:
+                agreed = _agreed(sequence.tokens, other.tokens, start)
+                if agreed > best:
+                    base, best = other, agreed
+        return base, best
 
     def _meet(self, sequence: Sequence, known: bool) -> None:
         """Note who may come to repeat what somebody else's prompt has."""
@@ -219,7 +232,9 @@ class Sequences:
         if sequence.hashed > len(hashes):
             sequence.hashed = 0
         for index in range(sequence.hashed, min(len(hashes), len(sequence) // self.unit)):
-            self._names.setdefault(bytes(hashes[index]), (sequence.number, (index + 1) * self.unit))
+            name = bytes(hashes[index])
+            self._names.setdefault(name, (sequence.number, (index + 1) * self.unit))
+            self._having.setdefault(name, []).append(sequence.number)
             sequence.hashed = index + 1
 
     def _over(self, sequence: Sequence) -> None:
@@ -227,6 +242,31 @@ class Sequences:
             self._index(sequence)
         sequence.over, sequence.request, sequence.ahead, sequence.asked = True, None, [], None
         self._spare += len(sequence) + 1
+
+
+def _root(sequence: Sequence) -> bytes:
+    """What all sequences that may agree at all have in common."""
+    return repr(sequence.seed).encode()
+
+
+def _only(numbers: dict[bytes, list[int]], kept: Collection[int]) -> dict[bytes, list[int]]:
+    left = ((name, [number for number in some if number in kept]) for name, some in numbers.items())
+    return {name: some for name, some in left if some}
+
+
+def _agreed(ours: Any, theirs: Any, start: int) -> int:
+    """How many tokens agree, of which the first ``start`` are known to."""
+    low, high = start, min(len(ours), len(theirs))
+    near = min(high, start + 4)  # most that part do so at once
+    if ours[start:near] != theirs[start:near]:
+        return next(place for place in range(start, near) if ours[place] != theirs[place])
+    while low < high:  # the longest run that agrees, by halves: slices are compared at once
+        middle = (low + high + 1) // 2
+        if ours[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _goes_on(longer: Any, shorter: Any) -> bool:
