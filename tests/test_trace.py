@@ -302,6 +302,7 @@ def test_a_torn_last_line_is_left_out_with_a_note(plain: dict[str, Path], tmp_pa
     [
         ('["key",1,0,\n', "not JSON"),
         ("garbage\n", "not JSON"),
+        ("[" * 100_000 + "\n", "not JSON"),
         ('{"a":1}\n', "it is no event"),
         ('["dance",1]\n', "there is no event 'dance'"),
         ('["free",99999,0,0]\n', "free does not fit what came before"),
@@ -326,6 +327,8 @@ def test_a_damaged_line_is_one_line_of_error(line: str, said: str, plain: dict[s
         (b'{"kvproof_trace":0}\n', "schema 0"),
         (b'{"kvproof_trace":1,"run":"x"}\n', "its header is damaged"),
         (b"[1]\n", "not a kvproof trace"),
+        (b"[" * 100_000 + b"\n", "not a kvproof trace"),
+        (b"\x1f\x8b\x08\x00\n", "gunzip it first"),
     ],
 )
 def test_what_is_no_trace_is_refused(content: bytes, said: str, tmp_path: Path) -> None:

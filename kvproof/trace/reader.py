@@ -38,6 +38,7 @@ from kvproof.spec.config import Config, Group
 
 Line = list[Any]
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LONGEST: Final = 64_000_000
 _MOST_BLOCKS: Final = 1 << 26
 
@@ -82,7 +83,7 @@ class Trace:
                     return
                 try:
                     line = decode(raw)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except _UNREADABLE as error:
                     raise broken(self.path, number, f"it is not JSON ({error})") from error
                 if type(line) is not list or not line or type(line[0]) is not str:
                     raise broken(self.path, number, "it is no event")
@@ -112,8 +113,9 @@ def read(path: Path) -> Trace:
         raise UsageError(f"{path}: not a kvproof trace: it is empty")
     try:
         data = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a kvproof trace: its first line is not JSON") from error
+    except _UNREADABLE as error:
+        zipped = " (it is compressed: gunzip it first)" if raw[:2] == b"\x1f\x8b" else ""
+        raise UsageError(f"{path}: not a kvproof trace: its first line is not JSON{zipped}") from error
     version = data.get(MARK) if isinstance(data, dict) else None
     if type(version) is not int:
         raise UsageError(f"{path}: not a kvproof trace: its first line has no {MARK!r} (KVPROOF=record writes one)")
