@@ -50,6 +50,7 @@ def run(report: Report, options: Options, progress: engines.Progress) -> None:
     evaluations: Counter[str] = Counter()
     broken: set[str] = set()
     states = transitions = 0
+    place = len(report.rows)
     try:
         for scope in chosen:
             save = options.save / f"{scope.name}.states" if options.save is not None else None
@@ -73,8 +74,8 @@ def run(report: Report, options: Options, progress: engines.Progress) -> None:
                 report.interrupted = True
                 return
     finally:
-        report.rows[:0] = list(_invariant_rows(evaluations, broken, transitions))
-        report.facts.update(scopes=len(chosen), states=states, transitions=transitions)
+        report.rows[place:place] = list(_invariant_rows(evaluations, broken, transitions))
+        report.facts.update(scopes=len(chosen), states=states, moves=transitions)
 
 
 def _scope_row(done: Any) -> Row:

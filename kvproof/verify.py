@@ -1,4 +1,5 @@
-"""The main job: prove the rules, fuzz the reference engine and the newest supported release, all in one report.
+"""The main job: prove the rules, visit small worlds whole, fuzz the reference engine and the newest supported release,
+all in one report.
 
 The fuzz runs in a process of its own, since a release is imported into the process that drives it. That process is told
 of an interrupt once and given time to hand over what it found.
@@ -15,13 +16,16 @@ from pathlib import Path
 
 import msgspec
 
-from kvproof import engines, findings, fuzzing, proofs, subjects
+from kvproof import engines, exploring, findings, fuzzing, proofs, subjects
 from kvproof.errors import INTERRUPTED, USAGE, CheckerError, UsageError, explain
 from kvproof.report import Report, Row
 
 SUBJECT = f"vllm=={subjects.NEWEST}"
 SHARE_OF_REFERENCE = 6
 """The reference engine gets one step for so many of the release's: it is there to show that the rules can be met."""
+
+SCOPES = ("tiny", "at-once")
+"""Worlds that take seconds. ``kvproof explore`` visits the others, too."""
 
 _ERROR = "kvproof: error: "
 
@@ -34,6 +38,7 @@ def verify(report: Report, options: fuzzing.Options, smt: Path | None, progress:
     findings.known_for(findings.load(options.known), subjects.NEWEST)
     try:
         _part(report, "prove", lambda: report.rows.extend(proofs.prove(smt, progress)))
+        _part(report, "explore", lambda: exploring.run(report, exploring.Options(SCOPES, out=options.out), progress))
         _part(report, "fuzz reference", lambda: _reference(report, options, progress))
         _part(report, "fuzz", lambda: _release(report, options, progress))
     except KeyboardInterrupt:

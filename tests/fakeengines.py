@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +86,15 @@ class FakeSubject:
         return {}
 
 
+def explored(name: str) -> SimpleNamespace:
+    """A small world that was visited whole, and nothing broke."""
+    return SimpleNamespace(
+        scope=SimpleNamespace(name=name), words=lambda: "explored completely: 3 states, 2 moves deep", states=3,
+        transitions=4, depth=2, widest=1, seconds=0.5, complete=True, evaluations=Counter({"SLOT.full": 2}),
+        taken=Counter(), broken=[], livelocks=[], cramped=0, promised=2, live=True, interrupted=False,
+    )  # fmt: skip
+
+
 class Engines:
     """What the commands are given instead of the real checkers. Anything that is an exception is raised."""
 
@@ -127,6 +138,9 @@ class Engines:
             "kvproof.models.stateful.campaign.run": run,
             "kvproof.models.stateful.replay.replay": lambda *_: self.answer(self.replay),
             "kvproof.impl.vllm.subject.VllmSubject": lambda *_: self.answer(self.subject),
+            "kvproof.models.explore.scopes.SCOPES": {n: SimpleNamespace(name=n) for n in ("tiny", "at-once")},
+            "kvproof.models.explore.search.explore": lambda scope, **_: explored(scope.name),
+            "kvproof.spec.machine.subject.MachineSubject": lambda *_: self.answer(self.subject),
             "kvproof.kvexport.export_pytest": lambda *given: self.export_given(*given),
             "kvproof.kvexport.export_text": lambda *given: self.export_given(*given),
         }

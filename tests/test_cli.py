@@ -299,13 +299,15 @@ def test_verify_puts_it_all_in_one_report(
     assert "catches old" in " ".join(captured.out.split())
     assert "at 7 tokens" not in captured.out
     assert line(captured.out).startswith(
-        "kvproof: verify vllm==0.33.0 seed=1 reference-steps=1000 reference-new=0 steps=1000"
+        "kvproof: verify vllm==0.33.0 seed=1 scopes=2 states=6 moves=8 reference-steps=1000 reference-new=0 steps=1000"
     )
     report = json.loads(Path("reports/verify.json").read_text())
-    assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 8)
+    assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 13)
     root = ET.parse("reports/verify.xml").getroot()
     assert [(s.get("name"), s.get("tests"), s.get("skipped")) for s in root] == [
         ("proof", "2", "0"),
+        ("invariant spec", "3", "1"),
+        ("run", "2", "0"),
         ("invariant reference", "3", "1"),
         ("invariant vllm==0.33.0", "3", "1"),
     ]
