@@ -79,7 +79,8 @@ def run(report: Report, options: Options, progress: engines.Progress) -> None:
 
 
 def _scope_row(done: Any) -> Row:
-    lines = [done.words(), f"{done.transitions:,} moves, widest level {done.widest:,}"]
+    rate = round(done.states / done.seconds) if done.seconds else 0
+    lines = [done.words(), f"{done.transitions:,} moves, widest level {done.widest:,}, {rate:,} states a second"]
     verdict, outcome = ("explored, holds", "pass") if done.complete else ("not complete", "undetermined")
     if done.broken:
         verdict, outcome = "broken", "fail"
@@ -100,7 +101,7 @@ def _scope_row(done: Any) -> Row:
         "live": done.live,
         "promised": done.promised,
         "taken": dict(done.taken),
-        "states_a_second": round(done.states / done.seconds) if done.seconds else 0,
+        "states_a_second": rate,
     }
     return Row("run", f"scope {done.scope.name}", verdict, _outcome(outcome), "\n".join(lines), seconds=done.seconds,
                data=data)  # fmt: skip

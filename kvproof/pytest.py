@@ -120,6 +120,7 @@ class Told:
     installed: bool = False
     evaluations: Counter[str] = field(default_factory=Counter)
     not_applicable: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     unwatched: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -131,6 +132,7 @@ class Told:
             "evaluations": dict(sorted(self.evaluations.items())),
             "never_judged": self.never_judged(),
             "not_applicable": self.not_applicable,
+            "asked": sorted(self.asked),
             "unwatched": dict(self.unwatched),
             "errors": self.errors,
             "findings": self.findings,
@@ -141,14 +143,14 @@ class Told:
         self.installed |= data["installed"]
         self.evaluations.update(data["evaluations"])
         self.not_applicable.update(data["not_applicable"])
+        self.asked.update(data["asked"])
         self.unwatched.update(data["unwatched"])
         self.errors += data["errors"]
         self.findings += data["findings"]
 
     def never_judged(self) -> list[str]:
-        """Invariants that apply and were never asked with something to judge."""
-        apart = self.not_applicable
-        return [e.id for e in CATALOGUE if not self.evaluations[e.id] and e.id not in apart and e.family not in apart]
+        """Invariants that some cache can show and that never had anything to judge."""
+        return [entry.id for entry in CATALOGUE if entry.id in self.asked and not self.evaluations[entry.id]]
 
 
 class _Imports(importlib.abc.MetaPathFinder):
@@ -305,6 +307,7 @@ class Plugin:
         if self._installed is not None:
             self.told.evaluations.update(self._installed.evaluations)
             self.told.not_applicable.update(self._installed.not_applicable)
+            self.told.asked |= self._installed.asked
             self.told.unwatched.update(self._installed.unwatched)
         output = getattr(self.config, "workeroutput", None)
         if output is not None:  # one of several processes that share the tests (pytest-xdist)
@@ -371,7 +374,7 @@ class Plugin:
         never = self.told.never_judged()
         if never:
             out.write_line(f"never judged: {', '.join(never)}", yellow=True)
-        judged = {part for name in +self.told.evaluations for part in (name, name.partition(".")[0])}
+        judged = {part for name in self.told.asked for part in (name, name.partition(".")[0])}
         for name, why in self.told.not_applicable.items():
             if name in judged:  # it does apply to another cache of this run
                 continue

@@ -60,6 +60,8 @@ class Installed:
     findings: list[Reported] = field(default_factory=list)
     evaluations: Counter[str] = field(default_factory=Counter)
     not_applicable: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    """Invariants that some engine here can show."""
     errors: list[str] = field(default_factory=list)
     unwatched: Counter[str] = field(default_factory=Counter)
     engines: int = 0
@@ -82,7 +84,9 @@ class Installed:
             f"{len(self.findings) - known} findings" + (f" and {known} known ones" if known else ""),
         ]
         parts += [f"{count} left alone: {why}" for why, count in self.unwatched.items()]
-        parts += [f"not applicable: {', '.join(sorted(self.not_applicable))}"] if self.not_applicable else []
+        judging = {part for name in self.asked for part in (name, name.partition(".")[0])}
+        apart = sorted(name for name in self.not_applicable if name not in judging)
+        parts += [f"not applicable: {', '.join(apart)}"] if apart else []
         parts += [f"{len(self.errors)} errors of its own"] if self.errors else []
         return "; ".join(parts)
 
@@ -105,6 +109,7 @@ class Installed:
             self._failed(error)
             return
         lasting(manager).laid._kvproof = watched  # type: ignore[attr-defined]
+        self.asked |= getattr(watched.judge, "asked", frozenset())
 
     def built_scheduler(self, scheduler: Any) -> None:
         watched = getattr(getattr(scheduler, "kv_cache_manager", None), "_kvproof", None)
@@ -127,6 +132,7 @@ class Installed:
         for name, why in engine.lacking.items():
             self.not_applicable.setdefault(name, why)
         watched.judge.on_error = self._note_error
+        self.asked |= getattr(watched.judge, "asked", frozenset())
 
     def _failed(self, error: Exception) -> None:
         self._note_error(f"{type(error).__name__}: {error}")
