@@ -17,10 +17,12 @@ from kvproof.models.promela.projection import Visited, visited
 from kvproof.models.promela.spin import MUTANTS, Mutant, SpinError, Visit, missing, visit
 from kvproof.models.promela.worlds import WORLDS, definitions
 from kvproof.spec.config import Group
+from kvproof.spec.machine.dialect import Dialect
 
 BENCH = Path(__file__).parent.parent / "bench" / "spin.py"
 needs_spin = pytest.mark.skipif(bool(missing()), reason=missing())
 INSIDE = WORLDS["inside"]
+QUICK = ("inside", "alone")
 
 
 @functools.cache
@@ -39,7 +41,7 @@ def by_us(name: str) -> Visited:
 @needs_spin
 @pytest.mark.parametrize(
     "name",
-    ["inside", "wide", "prefills", *(pytest.param(name, marks=pytest.mark.slow) for name in ("whole", "crowded"))],
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in WORLDS if name != "roomy"],
 )
 def test_both_reach_the_same_states_by_as_many_moves(name: str) -> None:
     theirs, ours = by_spin(name), by_us(name)
@@ -103,7 +105,8 @@ def test_a_fault_in_the_machine_makes_the_sets_unequal() -> None:
         ({"config": replace(INSIDE.config, retention=None)}, "a retention interval"),
         ({"prompts": (Prompt(2),)}, "prompts other than two"),
         ({"prompts": (Prompt(2), Prompt(3, 0, 3)), "outputs": 2}, "prompts other than two"),
-        ({"moves": frozenset({"abort"})}, "moves other than"),
+        ({"moves": frozenset({"finish"})}, "moves other than"),
+        ({"dialect": Dialect(leaves_token=False)}, "dialect"),
         ({"requests": 3}, "more requests than two"),
         ({"outputs": 9, "config": replace(INSIDE.config, max_model_len=9)}, "more columns than four"),
         ({"config": replace(INSIDE.config, num_blocks=9)}, "more blocks than eight"),
@@ -137,9 +140,10 @@ def test_wrong_options_are_one_line(arguments: tuple[str, ...], says: str) -> No
 
 
 @needs_spin
+@pytest.mark.slow
 def test_the_bench_compares_and_gives_a_ratio(tmp_path: Path) -> None:
     table = tmp_path / "spin.txt"
-    command = [sys.executable, "-P", BENCH, "wide", "--out", table]
+    command = [sys.executable, "-P", BENCH, "alone", "--out", table]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout == table.read_text()
