@@ -31,9 +31,11 @@ SCOPES: dict[str, Scope] = {
         Scope("tiny", _small(num_blocks=8, step_tokens=3), (Prompt(2), Prompt(3, 0, 2))),
         # Prefills that don't fit into one step together.
         Scope("prefills", _small(num_blocks=8, step_tokens=3), (Prompt(4), Prompt(5, 0, 1))),
-        # Attention blocks of four units: somebody may resume inside one that another has just taken over.
-        Scope("tails", _small(num_blocks=13, groups=(Group("full", 4), Group("mamba", 4)), step_tokens=8,
-                              max_model_len=12), (Prompt(2), Prompt(10, 0, 1))),
+        # Blocks of four units: somebody may resume inside one that another has just taken over. Nobody interferes, and
+        # no room is asked for whole sequences, so that this world stays small.
+        Scope("tails", _small(num_blocks=9, groups=(Group("full", 4), Group("mamba", 4)), step_tokens=8,
+                              max_model_len=12, full_sequence_must_fit=False),
+              (Prompt(2), Prompt(9, 0, 1)), moves=frozenset()),
         # Each step may verify a draft, and every block's end is keyed.
         Scope("drafts", _small(num_blocks=10, speculative=1, retention=None), (Prompt(2), Prompt(3, 0, 2)), outputs=3),
         # An external store that delivers what it offers, two steps later; a hit inside a block is cut for its sake.
