@@ -158,13 +158,13 @@ def _mutants(report: Report, scopes: set[str], progress: engines.Progress) -> No
         progress(f"planting {mutant.id}")
         with mutant.planted():
             done = explore(mutant.world(), liveness=True)
-        killed, survived = (killed + 1, survived) if done.broken or done.livelocks else (killed, survived + 1)
+        fine = bool(done.broken or done.livelocks)
+        killed, survived = killed + fine, survived + (not fine)
         if done.broken:
             first = min(done.broken, key=lambda one: len(one.moves))
             shown = f"{first.violation.invariant} after {len(first.moves)} moves: {first.violation.witness}"
         else:
             shown = f"{len(done.livelocks)} ways round" if done.livelocks else "nothing broke"
-        fine = bool(done.broken or done.livelocks)
         report.rows.append(
             Row(
                 "mutant",

@@ -81,7 +81,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two traces part: the step (from 1), and how. ``before`` is how many steps agreed."""
+    """Where two traces part: the step (from 1), and how."""
 
     step: int
     differences: Sequence[str]

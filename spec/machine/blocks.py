@@ -121,13 +121,14 @@ def _recurrent_charge(world: World, sizes: Sizes, request: Request, need: Need, 
     partial = (bool(hits) and need.local % sizes.block != 0) or request.partial[group] >= 0
     computed = ceil(need.computed, sizes.block) if sizes.dialect.charges_external_state else len(hits)
     needed = ceil(need.end, sizes.block)
+    evictable = _evictable(world, hits)
     total, external = _recurrent_total(
         needed, computed if first else 0, 0 if first else len(table), len(hits), sizes.config.speculative, first,
-        partial, _evictable(world, hits), sizes.dialect.charges_what_is_due,
+        partial, evictable, sizes.dialect.charges_what_is_due,
     )  # fmt: skip
     if not sizes.dialect.charges_no_less_than_nothing and not partial:
         total += min(0, needed + sizes.config.speculative - len(hits) - len(table))
-    evictable = 0 if external else _evictable(world, hits)
+    evictable = 0 if external else evictable
     total = len(world.references) + 1 if deferred else total
     return GroupEstimate(group, total, evictable, deferred, partial, False, first, len(table), len(hits))
 
@@ -174,9 +175,16 @@ def _new(world: World, count: int, taken: Taken, group: int) -> list[int]:
     return pool.take(world, count)
 
 
+def passed_slots(sizes: Sizes, group: int, computed: int) -> int:
+    """Leading slots of the group's table that a request with ``computed`` tokens behind it never reads: a recurrent
+    layer reads the last state only, attention all of them."""
+    spec = sizes.config.groups[group]
+    return max(0, computed - 1) // spec.block_size if spec.kind == "mamba" else 0
+
+
 def _adopt(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> None:
     spec, hits = sizes.config.groups[group], _hits(need, group)
-    passed = max(0, need.computed - 1) // spec.block_size if spec.kind == "mamba" else 0
+    passed = passed_slots(sizes, group, need.computed)
     adopted = hits[passed:]
     pool.touch(world, adopted)
     request.tables[group] = [NULL] * passed + list(adopted)

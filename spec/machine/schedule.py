@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
 from kvproof.spec.machine import lookup, pool
-from kvproof.spec.machine.blocks import Faulty, Need, allocate, charge, key, retire
+from kvproof.spec.machine.blocks import Faulty, Need, allocate, charge, key, passed_slots, retire
 from kvproof.spec.machine.lookup import Hit
 from kvproof.spec.machine.sizes import Sizes, ceil
 from kvproof.spec.machine.world import ARRIVED, LOADING, RUNNING, WAITING, Flight, Request, World
@@ -317,9 +317,8 @@ class Schedule:
         if self.emit is None:
             return
         adopted = []
-        for group, found in zip(self.config.groups, need.hits, strict=True):
-            passed = max(0, need.computed - 1) // group.block_size if group.kind == "mamba" else 0
-            passed = min(passed, len(found))
+        for group, found in enumerate(need.hits):
+            passed = min(passed_slots(self.sizes, group, need.computed), len(found))
             adopted.append((*[NULL] * passed, *found[passed:]))
         asynchronous = self.config.connector == "async" and need.external > 0
         self.emit(Resume(request.name, need.local, need.external, tuple(adopted), *self._answer, asynchronous))
