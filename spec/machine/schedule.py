@@ -173,7 +173,8 @@ class Schedule:
         drafts = self.config.speculative if padded else 0
         self.step.rows.append(Row(request, computed, end, drafts, wrong=padded, load=load))
         self.budget -= end - computed
-        request.computed, request.prefilling = computed, end < request.known
+        # One whose load has arrived counts as unfinished until this step is over, even if this chunk is its last.
+        request.computed, request.prefilling = computed, end < request.known or hit is None
         return True
 
     def _pads(self, tokens: int, computed: int) -> bool:
