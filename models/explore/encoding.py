@@ -10,10 +10,11 @@ that no request can have (a rejected draft's).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvproof.models.explore.scope import Scope
-from kvproof.spec.machine.world import RECURRENT, TOKENS, Flight, Request, Status, World
+from kvproof.spec.machine.world import RECURRENT, TOKENS, Content, Flight, Request, Status, World
 from kvproof.spec.tracer import EMPTY, State, length_of
 from kvproof.spec.view import Key
 
@@ -28,21 +29,19 @@ class _Writer:
     """What has been written, and the names that blocks got on the way. ``names[b]`` is 0 as long as b has none."""
 
     def __init__(self, blocks: int, symmetry: bool) -> None:
-        self.out: list[int] = []
+        self.out = bytearray()
         self.names: list[int] = [0] * blocks if symmetry else list(range(blocks))
         self.order: list[int] = [] if symmetry else list(range(1, blocks))
 
-    def block(self, block: int) -> None:
-        name = self.names[block]
-        if name == 0 and block != 0:
-            self.order.append(block)
-            name = self.names[block] = len(self.order)
-        self.out.append(name)
-
-    def table(self, table: list[int]) -> None:
-        self.out.append(len(table))
+    def table(self, table: Sequence[int]) -> None:
+        out, names = self.out, self.names
+        out.append(len(table))
         for block in table:
-            self.block(block)
+            name = names[block]
+            if name == 0 and block != 0:
+                self.order.append(block)
+                name = names[block] = len(self.order)
+            out.append(name)
 
 
 class _Reader:
@@ -57,11 +56,12 @@ class _Reader:
         self.place += 1
         return value
 
+    def take(self, count: int) -> bytes:
+        self.place += count
+        return self.data[self.place - count : self.place]
+
     def table(self) -> list[int]:
-        end = self.place + 1 + self.data[self.place]
-        found = list(self.data[self.place + 1 : end])
-        self.place = end
-        return found
+        return list(self.take(self.next()))
 
 
 class Encoding:
@@ -82,6 +82,12 @@ class Encoding:
             )
         self.states = states
         self.number: dict[State, int] = {state: index for index, state in enumerate(states)}
+        self._prompts: dict[tuple[State, int], int] = {}
+        for number, prompt in reversed(list(enumerate(scope.prompts))):
+            self._prompts[scope.sequences[number][prompt.length], prompt.missing] = number
+        # What a block is, and its bytes: the same few come up again and again.
+        self._bytes: dict[tuple[int, tuple[Key, ...], Content], bytes] = {}
+        self._contents: dict[bytes, Content] = {}
 
     # -- to bytes -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +106,11 @@ class Encoding:
                 self._flight(flight, names, writer)
         writer.table(world.queue)
         for block in writer.order:
-            self._block(world, block, out)
+            what = (world.references[block], tuple(world.keys[block]), world.contents[block])
+            found = self._bytes.get(what)
+            if found is None:
+                found = self._bytes[what] = self._block(*what)
+            out += found
         shared = [(key[0], self.number[key[1]], blocks) for key, blocks in world.index.items() if len(blocks) > 1]
         if shared:
             shared.sort(key=lambda entry: (entry[0], entry[1]))
@@ -111,53 +121,45 @@ class Encoding:
         return bytes(out)
 
     def _request(self, request: Request, writer: _Writer) -> None:
+        prompt = self._prompts.get((request.states[request.prompt], request.missing), -1)
+        if prompt < 0:
+            raise ValueError(f"request {request.name} has a prompt that the scope does not")
         out = writer.out
         flags = 8 if request.grown else 0
         flags += (1 if request.preempted else 0) + (2 if request.finishing else 0) + (4 if request.prefilling else 0)
-        out += [
-            self._prompt(request), len(request.states) - 1, request.status, request.computed, request.drafts,
+        out += bytes((
+            prompt, len(request.states) - 1, request.status, request.computed, request.drafts,
             request.junction, flags, request.retired, request.previous + 1, request.column + 1, request.accepted,
             request.store,
-        ]  # fmt: skip
+        ))  # fmt: skip
         writer.table(request.pins)
         for group in range(self.groups):
             out.append(request.cached[group] + 1)
             out.append(request.partial[group] + 1)
             writer.table(request.tables[group])
 
-    def _prompt(self, request: Request) -> int:
-        """The menu's number of a request's prompt: the first with the same tokens, of which as many will be missing."""
-        last, length = request.states[request.prompt], request.prompt
-        for number, prompt in enumerate(self.scope.prompts):
-            same = prompt.length == length and self.scope.sequences[number][length] == last
-            if same and prompt.missing == request.missing:
-                return number
-        raise ValueError(f"request {request.name} has a prompt that the scope does not")
-
     def _flight(self, flight: Flight, names: dict[str, int], writer: _Writer) -> None:
-        writer.out += [
+        writer.out += bytes((
             NOTHING if flight.orphan else names[flight.request], flight.steps, flight.start, flight.end,
             flight.missing, self.number[flight.states[-1]],
-        ]  # fmt: skip
+        ))  # fmt: skip
         for table in flight.tables:
-            writer.table(list(table))
+            writer.table(table)
 
-    def _block(self, world: World, block: int, out: list[int]) -> None:
-        keys, references = world.keys[block], world.references[block]
-        out.append(references)
-        out.append(len(keys))
+    def _block(self, references: int, keys: tuple[Key, ...], content: Content) -> bytes:
+        out = bytearray((references, len(keys)))
         for key in keys:
             out.append(key.group)
             out.append(self.number[key.state])
-        content = world.contents[block]
         if len(content) == 0 or (references == 0 and len(keys) == 0):
             out.append(0)
-            return
+            return bytes(out)
         out.append(len(content))
         out.append(1 if content[0] == RECURRENT else 2)
         for place in range(1, len(content)):
             state = content[place]
             out.append(NOTHING if state is None else self.number.get(state, OTHER))
+        return bytes(out)
 
     # -- and back -----------------------------------------------------------------------------------------------------
 
@@ -224,8 +226,12 @@ class Encoding:
         size = reader.next()
         if size == 0:
             return
-        content: list[State | None] = [RECURRENT if reader.next() == 1 else TOKENS]
-        for _ in range(size - 1):
-            number = reader.next()
-            content.append(None if number == NOTHING else self.states[number] if number else State(-9))
-        world.contents[block] = tuple(content)
+        told = reader.take(size)
+        content = self._contents.get(told)
+        if content is None:
+            content = self._contents[told] = self._content(told)
+        world.contents[block] = content
+
+    def _content(self, told: bytes) -> Content:
+        states = [None if number == NOTHING else self.states[number] if number else State(-9) for number in told[1:]]
+        return (RECURRENT if told[0] == 1 else TOKENS, *states)
