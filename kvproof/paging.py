@@ -1,0 +1,31 @@
+"""A scenario as a page: it is run on a subject for that, since a page shows what the cache looked like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kvproof import engines, subjects
+from kvproof.errors import UsageError
+from kvproof.scenario_file import ScenarioFile
+
+if TYPE_CHECKING:
+    from kvproof.models.stateful.film import Film
+
+
+def page(file: Path, loaded: ScenarioFile, on: str | None, progress: engines.Progress) -> str:
+    """The page of a scenario or finding file, run on ``on``, or else on the subject that the finding names.
+
+    Raises :class:`UsageError` where neither says what to run it on.
+    """
+    asked = loaded.finding
+    chosen = on or (asked.subject if asked else "")
+    if not chosen:
+        raise UsageError(f"{file} does not say where it was found: add --on, as in --on vllm=={subjects.NEWEST}")
+    target = subjects.parse(chosen)
+    subject = subjects.open_subject(target, progress)
+    film = cast("Film", engines.load("kvproof.models.stateful.film", "film")(subject, loaded.scenario))
+    timeline = engines.replay(subject, loaded.scenario).text
+    violation = asked.violation() if asked else None
+    made = engines.load("kvproof.pages", "counterexample")
+    return cast("str", made(loaded.scenario, film, violation, target.text, timeline, str(file)))

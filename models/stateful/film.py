@@ -1,0 +1,211 @@
+"""Filming a scenario: what a cache looks like after every step, and at every violation.
+
+The frames are plain data: what a page shows, one after the other. A frame is a copy; the view that it was taken from
+goes on changing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvproof.models.stateful.drive import Run, Watcher, standard_watchers
+from kvproof.spec.events import Crash, Drained, Event, Observation, Stall, StepEnd
+from kvproof.spec.finding import Violation
+from kvproof.spec.scenario import Scenario
+from kvproof.spec.subject import Subject
+from kvproof.spec.tracer import State, length_of, show
+from kvproof.spec.view import NULL, View
+
+__all__ = ["BlockShot", "Film", "Frame", "RequestShot", "TableShot", "film"]
+
+MOST_FRAMES: Final = 400
+"""Of a longer run the last ones are kept: that is where it ends badly."""
+
+
+@dataclass(frozen=True)
+class BlockShot:
+    """One block. ``keys`` and ``content`` are as people read them; ``place`` is where it stands in the free queue (0 is
+    taken next, -1: not in it). ``mismatch``: a key whose content is due promises something else than it holds."""
+
+    references: int
+    keys: tuple[str, ...]
+    content: str
+    place: int
+    mismatch: bool
+
+
+@dataclass(frozen=True)
+class TableShot:
+    """One request's table in one group: block numbers by slot, 0 is the null block."""
+
+    request: str
+    group: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RequestShot:
+    """A request that holds blocks. ``computed`` and ``known`` are in tokens, the prompt included."""
+
+    name: str
+    status: str
+    prompt: int
+    known: int
+    computed: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The cache at one moment. ``action`` is the index of the action under way (the number of actions: draining)."""
+
+    action: int
+    title: str
+    ran: tuple[str, ...]
+    waiting: tuple[str, ...]
+    requests: tuple[RequestShot, ...]
+    tables: tuple[TableShot, ...]
+    blocks: Mapping[int, BlockShot]
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True)
+class Film:
+    """All frames, oldest first. ``dropped``: so many came before them. ``spoiled``: the run ended at a violation."""
+
+    frames: tuple[Frame, ...]
+    dropped: int
+    spoiled: bool
+    error: str
+
+
+def film(subject: Subject, scenario: Scenario) -> Film:
+    """Run ``scenario`` on ``subject`` and take a frame after every step and at every violation.
+
+    Raises :class:`kvproof.spec.config.ConfigError` where the subject can't run the configuration.
+    """
+    camera = _Camera(standard_watchers(subject)(frozenset(), False))
+    run = Run(subject, scenario.config, camera, camera.look)
+    for index, action in enumerate(scenario.actions):
+        camera.action = index
+        run.do(action)
+        if run.over:
+            break
+    if not run.over:
+        camera.action = len(scenario.actions)
+        run.drain()
+    return Film(tuple(camera.frames), camera.dropped, run.spoiled or run.broken is not None, run.error)
+
+
+class _Camera:
+    """A judge that takes a picture when it has judged. Implements :class:`kvproof.models.stateful.drive.Watcher`."""
+
+    def __init__(self, judge: Watcher) -> None:
+        self.judge = judge
+        self.action = 0
+        self.frames: deque[Frame] = deque(maxlen=MOST_FRAMES)
+        self.dropped = 0
+        self._told = 0
+        self._ran: list[str] = []
+
+    @property
+    def evaluations(self) -> Mapping[str, int]:
+        return self.judge.evaluations
+
+    @property
+    def violations(self) -> Sequence[Violation]:
+        return self.judge.violations
+
+    def look(self, observation: Observation) -> None:
+        event = observation.event
+        if type(event).__name__ == "Forward":
+            request, start, tokens = (getattr(event, name) for name in ("request", "start", "tokens"))
+            self._ran.append(f"{request} [{start}, {start + tokens})")
+
+    def __call__(self, observation: Observation) -> None:
+        try:
+            self.judge(observation)
+        finally:
+            new = tuple(self.judge.violations[self._told :])
+            self._told += len(new)
+            if new or isinstance(observation.event, StepEnd):
+                self._shoot(observation.event, observation.view, new)
+
+    def _shoot(self, event: Event, view: View, violations: tuple[Violation, ...]) -> None:
+        self.dropped += len(self.frames) == MOST_FRAMES
+        waiting = event.waiting if isinstance(event, StepEnd) else ()
+        self.frames.append(
+            Frame(
+                self.action, _title(event), tuple(self._ran), waiting, _requests(view), _tables(view), _blocks(view),
+                violations,
+            )
+        )  # fmt: skip
+        if isinstance(event, StepEnd):
+            self._ran = []
+
+
+def _title(event: Event) -> str:
+    match event:
+        case StepEnd():
+            return f"step {event.index}"
+        case Crash():
+            return f"crash in {event.location}"
+        case Stall():
+            return f"stall of {event.request}"
+        case Drained():
+            return "everything has finished"
+        case _:
+            name = getattr(event, "request", "")
+            return f"{type(event).__name__.lower()}{f' of {name}' if name else ''}"
+
+
+def _requests(view: View) -> tuple[RequestShot, ...]:
+    return tuple(
+        RequestShot(name, request.status, request.prompt, len(request.states) - 1, request.computed)
+        for name, request in view.requests().items()
+    )
+
+
+def _tables(view: View) -> tuple[TableShot, ...]:
+    tables = sorted(view.tables().items())
+    return tuple(TableShot(name, group, tuple(blocks)) for (name, group), blocks in tables if blocks)
+
+
+def _blocks(view: View) -> dict[int, BlockShot]:
+    """Every block that anybody holds or can find, and the free ones with their places."""
+    places = {block: place for place, block in enumerate(view.free_queue())}
+    owners = {block: group for (_, group), blocks in view.tables().items() for block in blocks}
+    shots = {}
+    for block in range(1, view.num_blocks):
+        keys = view.keys(block)
+        group = keys[0].group if keys else owners.get(block, -1)
+        content, found = _content(view, block, group)
+        mismatch = bool(keys) and not view.pending(block) and found is not None and _differs(view, block, found)
+        shots[block] = BlockShot(
+            view.references(block), tuple(f"g{key.group} {show(key.state)}" for key in keys), content,
+            places.get(block, -1), mismatch,
+        )  # fmt: skip
+    return shots
+
+
+def _content(view: View, block: int, group: int) -> tuple[str, State | None]:
+    """What lies in the block, in words, and (recurrent groups) as a state."""
+    if group < 0 or block == NULL:
+        return "", None
+    if view.config.groups[group].kind == "mamba":
+        held = view.mamba_content(block)
+        return (show(held.temporal), held.temporal) if held is not None else ("", None)
+    tokens = view.attention_content(block, group)
+    if tokens is None:
+        return "", None
+    written = [state for state in tokens if state is not None]
+    if not written:
+        return "nothing", None
+    return f"tokens {length_of(written[0])}-{length_of(written[-1])}", None
+
+
+def _differs(view: View, block: int, found: State) -> bool:
+    recurrent = [key for key in view.keys(block) if view.config.groups[key.group].kind == "mamba"]
+    return bool(recurrent) and all(key.state != found for key in recurrent)
