@@ -1,12 +1,13 @@
-"""The abstract machine against releases of vLLM, step by step on the same scenarios.
+"""The abstract machine against releases of vLLM and the reference engine, step by step on the same scenarios.
 
-    python bench/conformance.py [--release 0.33.0 ...] [--scenarios 1000] [--seed 0] [--out FILE]
+    python bench/conformance.py [--release 0.33.0 reference ...] [--scenarios 1000] [--seed 0] [--out FILE]
 
-Each release is driven in a process of its own, and the machine beside it in the release's dialect: the switches that
-are off are the named differences, what is printed as apart is one that has no name yet. After every step the two are
+Each is driven in a process of its own, and the machine beside it in its dialect: the switches that are off are the
+named differences, what is printed as apart is one that has no name yet. After every step the two are
 compared in who ran, from where to where, what every lookup answered, who waits, how many blocks are free, which keys
 there are, and in which order blocks would be taken (:mod:`kvproof.models.conformance`). The scenarios are numbered from
-the seed on, and the same for everybody who asks.
+the seed on, and the same for everybody who asks. The reference engine runs each scenario a second time with limits of a
+few tokens and a store that loses what it promised.
 
 Before 0.27 a store is left out: there a lookup with one takes the deepest of the groups' answers, and the engine
 resumes where no group may have a state.
@@ -26,15 +27,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvproof.impl.reference.subject import ReferenceSubject
 from kvproof.impl.vllm.drift import quiet
 from kvproof.impl.vllm.fetch import release_tree
 from kvproof.impl.vllm.subject import VllmSubject
-from kvproof.models.conformance import compare, draw
+from kvproof.models.conformance import compare, draw, widened
 from kvproof.spec.config import ConfigError
-from kvproof.spec.machine.dialect import SPECIFICATION, SWITCHES, Dialect, dialect_of
+from kvproof.spec.machine.dialect import REFERENCE, SPECIFICATION, SWITCHES, Dialect, dialect_of
 from kvproof.spec.machine.subject import MachineSubject
 from kvproof.spec.scenario import Scenario
+from kvproof.spec.subject import Subject
 
+ENGINE = "reference"
 RELEASES = [f"0.{minor}.0" for minor in range(33, 25, -1)]
 WITHOUT_STORE = (0, 27)
 
@@ -43,11 +47,21 @@ def numbers(release: str) -> tuple[int, ...]:
     return tuple(map(int, release.split(".")))
 
 
-def scenario(seed: int, subject: VllmSubject, release: tuple[int, ...]) -> Scenario:
+def scenarios(seed: int, subject: Subject, name: str) -> list[Scenario]:
     drawn = draw(seed, subject.default_retention)
-    if release >= WITHOUT_STORE:
-        return drawn
-    return replace(drawn, config=replace(drawn.config, connector="none", divergent_hits=False, load_steps=1))
+    if name == ENGINE:
+        return [drawn, widened(drawn, seed)]
+    if numbers(name) >= WITHOUT_STORE:
+        return [drawn]
+    return [replace(drawn, config=replace(drawn.config, connector="none", divergent_hits=False, load_steps=1))]
+
+
+def subjects(name: str) -> tuple[MachineSubject, Subject]:
+    """The machine in the dialect of a release, or of the reference engine, and what it is held to."""
+    if name == ENGINE:
+        # Its model says the same after a rejected draft as without one.
+        return MachineSubject(REFERENCE, branches=False), ReferenceSubject()
+    return MachineSubject(dialect_of(numbers(name))), VllmSubject(release_tree(name), f"vllm=={name}")
 
 
 def off(dialect: Dialect) -> list[str]:
@@ -56,30 +70,30 @@ def off(dialect: Dialect) -> list[str]:
 
 
 def measure(release: str, seed: int, count: int) -> dict[str, Any]:
-    """One release, in this process."""
-    subject = VllmSubject(release_tree(release), f"vllm=={release}")
+    """One release, or the reference engine, in this process."""
+    machine, subject = subjects(release)
     quiet()
-    machine = MachineSubject(dialect_of(numbers(release)))
     found: Counter[str] = Counter()
     apart = []
     began = time.perf_counter()
     for number in range(seed, seed + count):
-        try:
-            steps, parted = compare(machine, subject, scenario(number, subject, numbers(release)))
-        except ConfigError:
-            found["refused"] += 1
-            continue
-        found["run"] += 1
-        found["steps"] += steps
-        if parted is not None:
-            apart.append({"seed": number, "step": parted.step, "differences": list(parted.differences)})
+        for scenario in scenarios(number, subject, release):
+            try:
+                steps, parted = compare(machine, subject, scenario)
+            except ConfigError:
+                found["refused"] += 1
+                continue
+            found["run"] += 1
+            found["steps"] += steps
+            if parted is not None:
+                apart.append({"seed": number, "step": parted.step, "differences": list(parted.differences)})
     return {"release": release, "seconds": time.perf_counter() - began, **found, "apart": apart,
             "off": off(machine.dialect)}  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--release", nargs="+", default=RELEASES)
+    parser.add_argument("--release", nargs="+", default=[*RELEASES, ENGINE])
     parser.add_argument("--scenarios", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the table there, too")

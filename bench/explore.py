@@ -35,8 +35,9 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "spec", "invariants", "mode
 COMPILED = (
     "spec/tracer", "spec/logic", "spec/radix", "spec/rules/blocks", "spec/rules/hits", "spec/rules/checkpoint",
     "spec/rules/chunk", "spec/machine/world", "spec/machine/pool", "spec/machine/lookup", "spec/machine/blocks",
-    "spec/machine/schedule", "spec/machine/sizes", "spec/machine/device", "spec/machine/machine",
-    "spec/machine/dialect", "models/explore/encoding", "models/explore/scope", "models/explore/shard",
+    "spec/machine/unmoved", "spec/machine/schedule", "spec/machine/sizes", "spec/machine/device",
+    "spec/machine/machine", "spec/machine/dialect", "models/explore/encoding", "models/explore/scope",
+    "models/explore/shard",
 )  # fmt: skip
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from kvproof.invariants.invariant import Invariant, Verdict, ceil_div, violation
 from kvproof.spec.config import Config
-from kvproof.spec.events import Allocate, Estimate, GroupEstimate, Observation, Stall, StepEnd
+from kvproof.spec.events import (
+    Allocate,
+    Estimate,
+    GroupEstimate,
+    Observation,
+    Preempted,
+    Stall,
+    Starved,
+    StepEnd,
+)
 from kvproof.spec.finding import Violation
 from kvproof.spec.rules.blocks import (
     AttentionStep,
@@ -44,7 +53,7 @@ def needed_by(config: Config, estimate: Estimate, group: GroupEstimate) -> int:
     spec = config.groups[group.group]
     if spec.kind == "mamba":
         return group.evictable + int(mamba_estimate(mamba_step(config, estimate, group)))
-    below = max(0, estimate.computed - spec.window + 1) // spec.block_size if spec.kind == "window" else 0
+    below = spec.first_read(estimate.computed) // spec.block_size
     step = AttentionStep(
         needed=ceil_div(estimate.tokens, spec.block_size),
         computed=ceil_div(estimate.computed, spec.block_size),
@@ -205,7 +214,7 @@ def _disagreements(config: Config, event: Allocate, dry: Estimate, real: Estimat
     for ours, theirs in zip(dry.groups, real.groups, strict=True):
         kind = config.groups[theirs.group].kind
         # The gate caps what it charges a window group for the whole sequence, so there it may be below.
-        if ours.total == theirs.total or (kind == "window" and ours.total < theirs.total):
+        if ours.total == theirs.total or (config.groups[theirs.group].recycles and ours.total < theirs.total):
             continue
         side = "exceeds" if ours.total > theirs.total else "below"
         broken.append(
@@ -259,15 +268,55 @@ def stall(observation: Observation) -> Verdict:
     if isinstance(event, StepEnd):
         # A step that ran something is the healthy case: without it nothing would ever count as judged.
         return () if event.scheduled else None
-    if not isinstance(event, Stall) or event.blocked or event.peak > event.pool:
+    if not isinstance(event, Stall) or event.peak > event.pool:
         return None
     which = f"{event.why}-request" if event.why else "request"
+    needs = f"{event.request} is first in line and needs at most {event.peak} of {event.pool} blocks"
+    if event.blocked:
+        needs = (
+            f"{event.request} is first in line, others hold blocks and none of them runs; each alone needs at most "
+            f"{event.peak} of {event.pool} blocks"
+        )
     return (
         violation(
             "ADMIT.stall",
-            f"{which}-starves-in-idle-pool",
-            f"{event.request} is first in line and needs at most {event.peak} of {event.pool} blocks, but "
-            f"{event.schedules} steps in a row brought nothing forward",
+            f"{which}-starves-{'behind-idle-holders' if event.blocked else 'in-idle-pool'}",
+            f"{needs}, but {event.schedules} steps in a row brought nothing forward",
+            request=event.request,
+        ),
+    )
+
+
+def preemption_frees(observation: Observation) -> Verdict:
+    event = observation.event
+    if not isinstance(event, Preempted) or not event.alone:
+        return None
+    if event.freed:
+        return ()
+    return (
+        violation(
+            "ADMIT.preemption-frees",
+            "preempted-for-nothing",
+            f"{event.request} lost all its blocks to make room, {event.alone} of which nobody else held, but none of "
+            "them is free",
+            request=event.request,
+        ),
+    )
+
+
+def starved(observation: Observation) -> Verdict:
+    event = observation.event
+    if isinstance(event, StepEnd):
+        return () if event.scheduled else None
+    if not isinstance(event, Starved):
+        return None
+    stands = "first in line" if event.why == "waiting" else event.why
+    return (
+        violation(
+            "ADMIT.starved",
+            f"{event.why}-request-passed-over",
+            f"{event.request} is {stands} and was given nothing in {event.steps} steps in a row, although others ran, "
+            f"nobody was refused blocks, and the last of them left {event.left} tokens over",
             request=event.request,
         ),
     )
@@ -339,13 +388,33 @@ ENTRIES = (
     ),
     Invariant(
         id="ADMIT.stall",
-        statement="While a request that fits an idle pool is first in line and nothing else holds it back, something "
-        "runs.",
+        statement="While a request that fits an idle pool is first in line, something runs, or a load is under way.",
         why="0 tokens per second with healthy probes, until somebody restarts the server.",
-        provenance=("PR 57050", "issue 40707", "issue 45414", "PR 57841"),
+        provenance=("PR 57050", "issue 40707", "issue 45414", "PR 57841", "PR 57104", "PR 44560", "PR 45406"),
         scope="state",
         events=(Stall, StepEnd),
         predicate=stall,
+        contaminates=False,
+    ),
+    Invariant(
+        id="ADMIT.preemption-frees",
+        statement="A request that is preempted to make room gives some: blocks that it alone held are free at once.",
+        why="One after the other loses its blocks for nothing, until nobody runs.",
+        provenance=("issue 49674", "PR 49675", "PR 45357"),
+        scope="request",
+        events=(Preempted,),
+        predicate=preemption_frees,
+        contaminates=False,
+    ),
+    Invariant(
+        id="ADMIT.starved",
+        statement="A request that has its place, or is first in line for one, is not passed over for ever while tokens "
+        "are left over and nobody is refused blocks.",
+        why="One conversation stands still as long as others generate, and whoever came after it with it.",
+        provenance=("issue 45414", "PR 36844", "issue 53130"),
+        scope="request",
+        events=(Starved, StepEnd),
+        predicate=starved,
         contaminates=False,
     ),
 )

@@ -5,7 +5,7 @@ Causes come before consequences: where one observation breaks several rules, the
 
 from __future__ import annotations
 
-from kvproof.invariants import admit, engine, event, ext, hit, ref, slot, tail
+from kvproof.invariants import admit, engine, event, ext, hit, offload, ref, reuse, slot, startup, tail
 from kvproof.invariants.invariant import Invariant, Predicate, Scope, Verdict
 
 __all__ = ["CATALOGUE", "FAMILIES", "Invariant", "Predicate", "Scope", "Verdict", "by_id"]
@@ -13,12 +13,15 @@ __all__ = ["CATALOGUE", "FAMILIES", "Invariant", "Predicate", "Scope", "Verdict"
 CATALOGUE: tuple[Invariant, ...] = (
     *engine.ENTRIES,
     *ext.ENTRIES,
+    *offload.ENTRIES,
     *hit.ENTRIES,
     *admit.ENTRIES,
+    *startup.ENTRIES,
     *ref.ENTRIES,
     *slot.ENTRIES,
     *tail.ENTRIES,
     *event.ENTRIES,
+    *reuse.ENTRIES,
 )
 """Every rule. Ids are unique and stay the same from version to version."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvproof.invariants.invariant import Invariant, Verdict, at, violation
-from kvproof.spec.events import Loaded, Observation, StepEnd
+from kvproof.spec.events import Loaded, Observation, StepEnd, Zeroing
 
 
 def counts_what_came(observation: Observation) -> Verdict:
@@ -38,6 +38,43 @@ def in_flight_held(observation: Observation) -> Verdict:
     return broken
 
 
+def zero_spares_load(observation: Observation) -> Verdict:
+    event = observation.event
+    if not isinstance(event, Zeroing):
+        return None
+    arriving = observation.view.arriving()
+    if not arriving or not event.blocks:
+        return None
+    wiped = set(event.blocks)
+    return [
+        violation(
+            "EXT.zero-spares-load",
+            "block-of-load-wiped",
+            f"block {block} is wiped while a load for {request} writes to it",
+            block=block,
+            request=request,
+        )
+        for request, blocks in arriving.items()
+        for block in sorted(wiped.intersection(blocks))
+    ]
+
+
+def rest_wiped(observation: Observation) -> Verdict:
+    event = observation.event
+    if not isinstance(event, Loaded) or not event.partly:
+        return None
+    return [
+        violation(
+            "EXT.rest-wiped",
+            "rest-of-loaded-block-dirty",
+            f"the load for {event.request} ended inside block {block}, the rest of which was not wiped for it",
+            block=block,
+            request=event.request,
+        )
+        for block in event.unwiped
+    ]
+
+
 ENTRIES = (
     Invariant(
         id="EXT.counts-what-came",
@@ -59,5 +96,26 @@ ENTRIES = (
         events=(StepEnd,),
         predicate=in_flight_held,
         contaminates=True,
+    ),
+    Invariant(
+        id="EXT.zero-spares-load",
+        statement="No step wipes a block that an external load in flight writes to.",
+        why="The wipe and the transfer are not ordered: what arrived before it is gone, and counts as loaded.",
+        provenance=("PR 48481",),
+        scope="block",
+        events=(Zeroing,),
+        predicate=zero_spares_load,
+        contaminates=True,
+    ),
+    Invariant(
+        id="EXT.rest-wiped",
+        statement="Of an attention block that an external load fills in part, the rest has been wiped, where blocks "
+        "are shared with recurrent groups.",
+        why="Kernels read whole pages: what was a recurrent state, read as keys and values, is not a number.",
+        provenance=("PR 48481", "PR 55085"),
+        scope="block",
+        events=(Loaded,),
+        predicate=rest_wiped,
+        contaminates=False,
     ),
 )

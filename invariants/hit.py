@@ -98,11 +98,7 @@ def covers(observation: Observation) -> Verdict:
 def _gap(group: Group, blocks: Sequence[int], end: int, computed: int) -> int | None:
     """The first slot that a hit of ``end`` tokens needs and has not: all, those in the window, or the last."""
     last = ceil_div(end, group.block_size) - 1
-    first = 0
-    if group.kind == "mamba":
-        first = last
-    elif group.kind == "window":
-        first = max(0, computed - group.window + 1) // group.block_size
+    first = last if group.kind == "mamba" else group.first_read(computed) // group.block_size
     return next((s for s in range(first, last + 1) if s >= len(blocks) or blocks[s] == NULL), None)
 
 

@@ -4,16 +4,12 @@ errors to standard error.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
-import math
-import os
 import secrets
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -21,16 +17,24 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvproof import subjects
-from kvproof.errors import (
-    INTERRUPTED,
-    UNDETERMINED,
-    USAGE,
-    UsageError,
-    explain,
-    one_line,
-    require_file,
-    require_folder,
-    stop,
+from kvproof.cli_trace import TraceFiles, traces
+from kvproof.cli_zoo import zoo
+from kvproof.errors import INTERRUPTED, USAGE, UsageError, explain, one_line, require_file, require_folder, stop
+from kvproof.options import (
+    MOST_STEPS,
+    MOST_WORKERS,
+    STOPS,
+    Known,
+    ReportFolder,
+    Seconds,
+    Seed,
+    SubjectArgument,
+    Workers,
+    complain,
+    cores,
+    finish_report,
+    require_reports,
+    write_file,
 )
 from kvproof.report import Report
 from kvproof.streams import finish, prepare, say, write
@@ -45,53 +49,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_STOPS = [signal.SIGINT, signal.SIGTERM]
-if sys.platform != "win32":
-    _STOPS.append(signal.SIGALRM)
-
 VERIFY_STEPS = 60_000
 VERIFY_SECONDS = 100.0
 FUZZ_STEPS = 50_000
 MUTANT_STEPS = 4_000
-MOST_STEPS = 10**12
-MOST_SEED = 2**63 - 1
-MOST_WORKERS = 64
-"""Each worker takes 200 MB of its own. A run repeats with the same number of workers only, so this is no matter of the
-cores that a machine happens to have."""
-
-
-def _a_number(value: float | None) -> float | None:
-    if value is not None and math.isnan(value):
-        raise typer.BadParameter("nan is no number of seconds")
-    return value
-
-
-SubjectArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SUBJECT", help=f"spec, reference, vllm (installed here), vllm=={subjects.NEWEST} or vllm@PATH"
-    ),
-]
-Seed = Annotated[
-    int | None, typer.Option(min=0, max=MOST_SEED, help="Where the random search starts; printed in any case.")
-]
-Seconds = Annotated[
-    float | None,
-    typer.Option(min=1, callback=_a_number, help="Stop after that long, counted after the import."),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=MOST_WORKERS, help="Processes to search with (default: one per core), 200 MB of memory each."
-    ),
-]
-Known = Annotated[
-    Path | None,
-    typer.Option("--findings", metavar="DIR", help="Known findings (default: those that kvproof comes with)."),
-]
-ReportFolder = Annotated[
-    Path | None, typer.Option("--report", metavar="DIR", help="Write JSON and JUnit reports there.")
-]
 
 
 def _version(wanted: bool) -> None:
@@ -133,13 +94,13 @@ def verify(
 
     seed = secrets.randbits(32) if seed is None else seed
     kept, smt = report_folder / "findings", report_folder / "smt"
-    _require_reports("verify", report_folder)
+    require_reports("verify", report_folder)
     require_folder(kept, "findings")
     require_folder(smt, "proofs")
     report = Report("verify", SUBJECT, facts={"seed": seed})
-    options = fuzzing.Options(seed, steps, seconds, workers or _cores(), kept, known)
+    options = fuzzing.Options(seed, steps, seconds, workers or cores(), kept, known)
     run(report, options, smt, say)
-    return _finish(report, report_folder, functools.partial(show, brief=True))
+    return finish_report(report, report_folder, functools.partial(show, brief=True))
 
 
 @app.command()
@@ -176,7 +137,7 @@ def prove(
 
     if out is not None:
         require_folder(out, "proofs")
-    _require_reports("prove", report_folder)
+    require_reports("prove", report_folder)
     if on is not None:
         return _prove_on(on, out, scenarios or Path("kvproof-findings"), workers, known, report_folder)
     if (scenarios, workers, known) != (None, None, None):
@@ -187,7 +148,7 @@ def prove(
     except KeyboardInterrupt:
         report.interrupted = True
     report.facts["claims"] = len(report.rows)
-    return _finish(report, report_folder, show)
+    return finish_report(report, report_folder, show)
 
 
 def _prove_on(
@@ -199,10 +160,10 @@ def _prove_on(
     require_folder(scenarios, "scenarios")
     report = Report("prove", target.text)
     try:
-        shipped.prove(report, target, shipped.Options(workers or _cores(), out, scenarios, known), say)
+        shipped.prove(report, target, shipped.Options(workers or cores(), out, scenarios, known), say)
     except KeyboardInterrupt:
         report.interrupted = True
-    return _finish(report, report_folder, shipped.show)
+    return finish_report(report, report_folder, shipped.show)
 
 
 @app.command()
@@ -233,13 +194,13 @@ def explore(
     for folder, what in ((out, "counterexamples"), (save, "what was visited")):
         if folder is not None:
             require_folder(folder, what)
-    _require_reports("explore", report_folder)
+    require_reports("explore", report_folder)
     report = Report("explore")
     try:
         exploring.run(report, exploring.Options(tuple(scopes or ()), workers, most, save, out, mutants), say)
     except KeyboardInterrupt:
         report.interrupted = True
-    return _finish(report, report_folder, show)
+    return finish_report(report, report_folder, show)
 
 
 @app.command()
@@ -270,16 +231,16 @@ def fuzz(
     require_folder(out, "findings")
     if json_file is not None:
         require_file(json_file, "the result")
-    _require_reports("fuzz", report_folder)
+    require_reports("fuzz", report_folder)
     seed = secrets.randbits(32) if seed is None else seed
-    record = fuzzing.fuzz(target, fuzzing.Options(seed, steps, seconds, workers or _cores(), out, known), say)
+    record = fuzzing.fuzz(target, fuzzing.Options(seed, steps, seconds, workers or cores(), out, known), say)
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
     report.facts.update(seed=record.seed, **record.facts())
     report.spent[record.subject] = record.seconds
     report.coverage.update(record.coverage)
     report.ended = record.ended
     files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
-    return _finish(report, report_folder, show, files)
+    return finish_report(report, report_folder, show, files)
 
 
 @app.command()
@@ -294,7 +255,7 @@ def replay(
     from kvproof.table import show
 
     target = subjects.parse(on)
-    _require_reports("replay", report_folder)
+    require_reports("replay", report_folder)
     report = Report("replay", target.text)
     text = replaying.replay(report, scenario, target, known, say)
 
@@ -302,7 +263,7 @@ def replay(
         write(text.rstrip() + "\n\n")
         show(report)
 
-    return _finish(report, report_folder, show_both)
+    return finish_report(report, report_folder, show_both)
 
 
 @app.command()
@@ -325,10 +286,10 @@ def mutants(
     from kvproof import mutating
     from kvproof.table import show
 
-    _require_reports("mutants", report_folder)
+    require_reports("mutants", report_folder)
     report = Report("mutants")
     mutating.run(report, mutating.Options(tuple(only or ()), steps, rules), say)
-    return _finish(report, report_folder, show)
+    return finish_report(report, report_folder, show)
 
 
 class Form(StrEnum):
@@ -336,69 +297,46 @@ class Form(StrEnum):
 
     pytest = "pytest"
     text = "text"
+    html = "html"
 
 
 @app.command()
 def export(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario or finding file.")],
-    form: Annotated[Form, typer.Option("--as", help="A stand-alone test file, or plain text.")] = Form.pytest,
+    form: Annotated[
+        Form, typer.Option("--as", help="A stand-alone test file, plain text, or a page that one steps through.")
+    ] = Form.pytest,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on", metavar="SUBJECT", help="With --as html: what to run it on (default: where it was found)."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
     ] = None,
 ) -> int:
-    """Turn a scenario into a test that needs only vLLM and pytest, or into text."""
-    from kvproof import engines, scenario_file
+    """Turn a scenario into a test that needs only vLLM and pytest, into text, or into a page of its own."""
+    from kvproof import engines, paging, scenario_file
 
+    if on and form is not Form.html:
+        raise UsageError("--on is for --as html: a test asks whatever vLLM it is run with, a text runs nothing")
     loaded = scenario_file.load(scenario)
     note = loaded.finding
-    violation = note.violation() if note else None
-    text = engines.export(
-        form.value, loaded.scenario, violation, note.subject if note else "", note.action if note else -1
-    )
+    if form is Form.html:
+        text = paging.page(scenario, loaded, on, say)
+    else:
+        violation = note.violation() if note else None
+        text = engines.export(
+            form.value, loaded.scenario, violation, note.subject if note else "", note.action if note else -1
+        )
     if out is None or str(out) == "-":
         write(text)
         return 0
     require_file(out, "the export")
-    _write(out, text)
+    write_file(out, text)
     write(f"kvproof: export {scenario} form={form.value} file={out} exit=0\n")
     return 0
-
-
-traces = typer.Typer(help="Work on what a server recorded (KVPROOF=record).", no_args_is_help=True)
-app.add_typer(traces, name="trace")
-TraceFiles = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="A trace, in all its files: FILE.3 FILE.2 FILE.1 FILE.")
-]
-
-
-@traces.command("check")
-def trace_check(files: TraceFiles, known: Known = None, report_folder: ReportFolder = None) -> int:
-    """Hold a recorded trace to the specification, and say what its traffic never exercised."""
-    from kvproof.table import show
-    from kvproof.trace import commands
-
-    _require_reports("trace-check", report_folder)
-    report = Report("trace-check")
-    commands.check(report, files, known)
-    return _finish(report, report_folder, show)
-
-
-@traces.command("cut")
-def trace_cut(
-    files: TraceFiles,
-    finding: Annotated[int, typer.Option("--finding", metavar="N", min=1, help="Which, as trace check numbers them.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: trace-finding-N.json.")] = None,
-    on: Annotated[str | None, typer.Option("--on", metavar="SUBJECT", help="Try it there; see fuzz.")] = None,
-) -> int:
-    """Turn a finding in a recorded trace into a scenario for replay. Exit code 3 if, tried, it does not show it."""
-    from kvproof.trace import commands
-
-    out = out or Path(f"trace-finding-{finding}.json")
-    require_file(out, "the scenario")
-    text, shown = commands.cut(files, finding, out, on, say)
-    code = 0 if shown else UNDETERMINED
-    write(f"{text}kvproof: trace-cut finding={finding} file={out} exit={code}\n")
-    return code
 
 
 @app.command()
@@ -410,74 +348,8 @@ def why(files: TraceFiles) -> int:
     return 0
 
 
-def _cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
-
-
-def _require_reports(command: str, folder: Path | None) -> None:
-    """Refuse a folder that the reports can't be written to, before anything is searched."""
-    if folder is not None:
-        require_folder(folder, "the report")
-        for kind in ("json", "xml"):
-            require_file(folder / f"{command}.{kind}", "the report")
-
-
-def _write(file: Path, text: str) -> None:
-    from kvproof.scenario_file import write_whole
-
-    try:
-        write_whole(file, text)
-    except OSError as error:
-        raise UsageError(f"can't write {file}: {error.strerror or error}") from error
-
-
-def _finish(report: Report, folder: Path | None, show: Any, files: Mapping[Path, str] | None = None) -> int:
-    """Write what was asked for, show the rest, and return the exit code. What can't be written is still shown.
-
-    The files come first: a reader that closes the pipe early must not cost them. From here on an interrupt is too late:
-    what is left takes a moment, and must not be lost to somebody who presses Ctrl-C twice.
-    """
-    with _uninterrupted():
-        for file, text in (files or {}).items():
-            with _noting(report):
-                _write(file, text)
-        if folder is not None:
-            with _noting(report):
-                report.save(folder)
-        with _noting(report):
-            show(report)
-        if report.problem:
-            _complain(report.problem)
-    return report.exit_code
-
-
-@contextlib.contextmanager
-def _noting(report: Report) -> Iterator[None]:
-    """What can't be written is the environment's problem, and no more than that."""
-    try:
-        yield
-    except UsageError as error:
-        report.problem = "; ".join(filter(None, [report.problem, str(error)]))
-    except OSError as error:  # unbuffered, standard output refuses even the nothing that the table's library writes
-        report.problem = report.problem or f"can't write to standard output: {error.strerror or error}"
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread is ever interrupted
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _complain(message: str) -> None:
-    say(f"kvproof: error: {message}")
+app.add_typer(traces, name="trace")
+app.add_typer(zoo, name="zoo")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -485,23 +357,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=arguments, prog_name="kvproof", standalone_mode=False)
         if code == INTERRUPTED:
-            _complain("interrupted")
+            complain("interrupted")
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         return INTERRUPTED
     except Exception as error:
         cause: BaseException = error
         if type(error).__name__ == "Abort":  # what the option parser makes of Ctrl-C, and of whatever ended too early
             cause = error.__cause__ or error
         if stop.came or isinstance(cause, KeyboardInterrupt):
-            _complain("interrupted")
+            complain("interrupted")
             return INTERRUPTED
         if hasattr(cause, "format_message"):  # what the option parser says of wrong options
-            _complain(f"{one_line(cause.format_message())} (kvproof --help lists what there is)")
+            complain(f"{one_line(cause.format_message())} (kvproof --help lists what there is)")
             return USAGE
         message, code = explain(cause)
-        _complain(message)
+        complain(message)
         return code
 
 
@@ -518,13 +390,13 @@ def main() -> NoReturn:
         _on_stops(signal.SIG_IGN)  # all is said and done: what is left is the interpreter's own end
     except KeyboardInterrupt:  # amid these very lines, or a second one while something was said about the first
         _on_stops(signal.SIG_IGN)
-        _complain("interrupted")
+        complain("interrupted")
     finish()
     sys.exit(code)
 
 
 def _on_stops(handler: Callable[[int, object], None] | signal.Handlers) -> None:
-    for number in _STOPS:
+    for number in STOPS:
         signal.signal(number, handler)
 
 

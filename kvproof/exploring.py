@@ -142,6 +142,10 @@ def _invariant_rows(evaluations: Counter[str], broken: set[str], transitions: in
             verdict, outcome = "broken", "fail"
         elif entry.family not in subject.families():
             verdict, outcome, detail = "not applicable", "skip", f"the machine can't show the family {entry.family}"
+        elif entry.id in subject.lacking():
+            verdict, outcome, detail = "not applicable", "skip", subject.lacking()[entry.id]
+        elif entry.family == "REUSE":
+            verdict, outcome, detail = "not applicable", "skip", "a world does not carry what earlier requests promised"
         elif not count:
             verdict, outcome, detail = "never exercised", "info", "in these worlds there is nothing for it to judge"
         rows.append(Row("invariant", entry.id, verdict, _outcome(outcome), detail, statement=entry.statement,

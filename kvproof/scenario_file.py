@@ -1,7 +1,8 @@
 """Scenario files: read strictly, written so that a person can read them.
 
 A scenario file is ``Scenario.to_dict()`` as JSON. A finding file is the same with an added ``finding`` object that says
-what broke. A record of a known finding (see :mod:`kvproof.findings`) carries its scenario inside; all three replay.
+what broke. A record of a known finding (see :mod:`kvproof.findings`) carries its scenario inside, and so
+does a fault of the zoo. All of them replay.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kvproof.spec.scenario import (
     ACTION_BOUNDS,
     MOST_ACCEPTED,
     MOST_ACTIONS,
+    MOST_IMAGES,
     MOST_LETTERS,
     MOST_PROMPT_TOKENS,
     VERSION,
@@ -121,6 +123,12 @@ def parse(data: Any) -> ScenarioFile:
     """The scenario in decoded JSON. Raises :class:`ScenarioError`."""
     if not isinstance(data, dict):
         raise ScenarioError("not a kvproof scenario: expected a JSON object")
+    if "kvproof_fault" in data and isinstance(data.get("scenario"), dict):  # of the zoo: its first sign is the finding
+        sign = next(iter(data.get("signs") or ()), None)
+        if isinstance(sign, dict) and "cause" in sign:
+            data = {"scenario": data["scenario"], **sign}
+        else:
+            data = data["scenario"]
     if _MARK not in data and "invariant" in data and isinstance(data.get("scenario"), dict):
         note = {name: data[name] for name in ("invariant", "cause") if name in data}
         return ScenarioFile(parse(data["scenario"]).scenario, _note(note, "$"))
@@ -240,6 +248,8 @@ def _number_problem(action: Action) -> str | None:
             return f"{name} is {getattr(action, name)}: at most {most}"
     if len(action.accept) > MOST_ACCEPTED:
         return f"accept has {len(action.accept)} entries: at most {MOST_ACCEPTED}"
+    if len(action.images) > MOST_IMAGES or any(not 0 <= at <= ACTION_BOUNDS["length"] for at in action.images):
+        return f"images begin at up to {MOST_IMAGES} positions in the prompt, none of them negative"
     odd = next((drafts for drafts in action.accept if not 0 <= drafts <= MOST_ACCEPTED), None)
     return None if odd is None else f"accept has {odd}: numbers must not be negative, and at most {MOST_ACCEPTED}"
 

@@ -15,7 +15,7 @@ from kvproof.errors import UsageError, stop
 from kvproof.findings import REFERENCE, SPECIFICATION
 from kvproof.spec.subject import Subject
 
-OLDEST: Final = "0.26.0"
+OLDEST: Final = "0.20.0"
 NEWEST: Final = "0.33.0"
 """The releases that kvproof is tested with. ``verify`` drives the newest."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from kvproof.models.stateful.strategies import Dice, Menu, Retention, draw_setup
@@ -111,7 +111,7 @@ def compare(left: Subject, right: Subject, scenario: Scenario) -> tuple[int, Div
 
 
 def draw(seed: int, default_retention: Retention) -> Scenario:
-    """One scenario that a machine and a release can both run, by its seed: configuration, conversations, interference.
+    """One scenario that a machine and an engine can both run, by its seed: configuration, conversations, interference.
 
     Drawn from the fuzzer's menus. A store keeps what it promises here: losing it is not part of how releases are
     driven.
@@ -141,6 +141,30 @@ def draw(seed: int, default_retention: Retention) -> Scenario:
         elif names:
             actions.append(Action(kind, dice.of(names)))  # type: ignore[arg-type]
     return Scenario(setup.config, tuple(actions), note=f"conformance scenario {seed}")
+
+
+def widened(scenario: Scenario, seed: int) -> Scenario:
+    """The same with what releases are not driven with: limits of a few tokens, and a store that loses what it promised.
+
+    Drawn by ``seed``. Only the limits change of the configuration.
+    """
+    random, config = Random(f"widened {seed}"), scenario.config
+    while True:
+        wide = replace(
+            config,
+            max_model_len=random.choice((config.max_model_len, 17, 33, 64)),
+            long_prefill_threshold=random.choice((config.long_prefill_threshold, 0, 1, 2, 5)),
+            step_tokens=random.choice((config.step_tokens, config.step_tokens, config.speculative + 1, 9)),
+        )
+        if wide.problem() is None:
+            break
+    actions = tuple(
+        replace(action, missing=random.choice((0, 0, 1, action.external // 2, action.external)))
+        if action.external
+        else action
+        for action in scenario.actions
+    )
+    return replace(scenario, config=wide, actions=actions, note=f"{scenario.note}, widened")
 
 
 def _submission(dice: Dice, menu: Menu, names: Sequence[str]) -> Action:

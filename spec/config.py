@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-GroupKind = Literal["full", "window", "mamba"]
-ConnectorKind = Literal["none", "sync", "async"]
+GroupKind = Literal["full", "window", "mamba", "chunked"]
+ConnectorKind = Literal["none", "sync", "async", "offload"]
+LoadReport = Literal["request", "block"]
+LoadFailure = Literal["recompute", "fail"]
+OfferEnd = Literal["block", "unit", "prompt"]
+Policy = Literal["fcfs", "priority"]
 
 MOST_TOKENS: Final = 1_048_576
 """The longest sequence. Engines are driven on plain Python objects, one per token and one per block (300 bytes each):
@@ -33,6 +37,8 @@ BOUNDS: Final[Mapping[str, int]] = {
     "retention": MOST_TOKENS,
     "long_prefill_threshold": MOST_TOKENS,
     "load_steps": 1_024,
+    "image_tokens": MOST_TOKENS,
+    "offload_blocks": MOST_BLOCKS,
 }
 """The largest value of each number in a configuration."""
 
@@ -47,14 +53,26 @@ class ConfigError(ValueError):
 class Group:
     """Layers that share one cache kind and one block table.
 
-    ``block_size`` is in tokens. ``window`` is the sliding window in tokens (kind ``window`` only). ``drafter`` marks
-    the group that holds the EAGLE/MTP draft layers and therefore drops one unit of each hit.
+    ``block_size`` is in tokens. ``window`` is the sliding window in tokens (kind ``window``), or the length of the
+    chunks that attention stays within (kind ``chunked``: chunked local attention). ``drafter`` marks the group that
+    holds the EAGLE/MTP draft layers and therefore drops one unit of each hit.
     """
 
     kind: GroupKind
     block_size: int
     window: int = 0
     drafter: bool = False
+
+    def first_read(self, position: int) -> int:
+        """The first position whose keys and values the token at ``position`` attends to; 0 for recurrent groups."""
+        if self.kind == "window":
+            return max(0, position - self.window + 1)
+        return position // self.window * self.window if self.kind == "chunked" else 0
+
+    @property
+    def recycles(self) -> bool:
+        """Whether attention leaves positions behind for good, so that their blocks are given back."""
+        return self.kind in ("window", "chunked")
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,22 @@ class Config:
 
     ``num_blocks`` counts the null block. ``retention`` is the retention interval: ``None`` keys every boundary, ``0``
     only replay boundaries, ``k`` one per k tokens. ``speculative`` is K. ``checkpoint_alignment`` 0 means that the
-    attention backend exports no prefill checkpoint. ``load_steps`` is how many steps an asynchronous load takes.
+    attention backend exports no prefill checkpoint. ``load_steps`` is how many steps an asynchronous load takes, or any
+    transfer of offloading.
+
+    ``load_report`` is how a store that failed says so: which ``request``, where the engine listens to that, or which
+    ``block``. ``load_failure`` is what the engine makes of it: the request goes on from what it has, or it is failed.
+    ``offers`` is where a store's offers end: with a scheduler ``block``, with a hash ``unit``, or with the ``prompt``
+    that another engine has prefilled for it, once (recurrent states: a token before).
+
+    ``policy`` is who is served first: in order of arrival (``fcfs``), or by the requests' own ``priority``.
+    ``image_tokens`` is how many tokens an image takes (0: a text-only model). An encoder makes them of the whole image
+    before any is computed, and handles as many in a step as there are tokens in it, or one image where that is more.
+
+    ``connector`` is a store that holds what the requests say (``sync``, ``async``), or the engine's own offloading to
+    host memory (``offload``), which holds what it stored: ``offload_blocks`` of it at most (0: it is never full).
+
+    ``cache_events``: the cache announces what it stores and removes, for routers that mirror it.
     """
 
     groups: tuple[Group, ...]
@@ -83,6 +116,13 @@ class Config:
     divergent_hits: bool = False
     load_steps: int = 1
     async_scheduling: bool = False
+    load_report: LoadReport = "request"
+    load_failure: LoadFailure = "recompute"
+    offers: OfferEnd = "block"
+    policy: Policy = "fcfs"
+    image_tokens: int = 0
+    offload_blocks: int = 0
+    cache_events: bool = False
 
     @cached_property
     def scheduler_block(self) -> int:
@@ -116,12 +156,22 @@ class Config:
                     f"hash unit {self.hash_unit} does not divide block {group.block_size} of group {index}: "
                     "use a divisor"
                 )
-            if group.kind == "window" and group.window <= 0:
-                return f"group {index} is a window group with window {group.window}: make it positive"
-            if group.kind != "window" and group.window:
+            if group.recycles and group.window <= 0:
+                return f"group {index} is a {group.kind} group with window {group.window}: make it positive"
+            if not group.recycles and group.window:
                 return f"group {index} is a {group.kind} group with window {group.window}: only window groups have one"
+            if group.kind == "chunked" and group.window % group.block_size:
+                return (
+                    f"chunks of {group.window} tokens in group {index} are no whole blocks of {group.block_size}: "
+                    "use a multiple"
+                )
         if self.scheduler_block > MOST_TOKENS:
             return f"the groups' block sizes have no common multiple up to {MOST_TOKENS}: use powers of two"
+        if any(group.kind == "chunked" for group in self.groups):
+            if self.eagle:
+                return "EAGLE with chunked local attention: engines refuse it; set eagle to false"
+            if len({self.hash_unit, *(group.block_size for group in self.groups)}) > 1:
+                return "chunked local attention beside other block sizes: give all groups and the hash unit the same"
         mamba_blocks = {g.block_size for g in self.groups if g.kind == "mamba"}
         if len(mamba_blocks) > 1:
             return f"recurrent groups with different blocks {sorted(mamba_blocks)}: align mode has one"
@@ -132,6 +182,10 @@ class Config:
             )
         if min(self.step_tokens, self.max_running, self.max_model_len) <= 0:
             return "step_tokens, max_running and max_model_len must be positive"
+        if self.image_tokens < 0:
+            return f"image_tokens {self.image_tokens} must not be negative"
+        if self.offers != "block" and self.connector != "async":
+            return f"offers that end with a {self.offers} come from asynchronous stores: set connector to async"
         if self.speculative < 0 or self.load_steps < 1 or self.long_prefill_threshold < 0:
             return "speculative and long_prefill_threshold must not be negative; load_steps must be at least 1"
         if self.mamba_block and self.mamba_block <= self.speculative:
@@ -148,6 +202,8 @@ class Config:
             )
         if self.retention is not None and (self.retention < 0 or self.retention % self.scheduler_block):
             return f"retention {self.retention} must be 0 or a multiple of the scheduler block {self.scheduler_block}"
+        if self.connector == "offload" and self.divergent_hits:
+            return "hits that diverge are not for offloading: set divergent_hits to false"
         if self.checkpoint_blocks not in (0, 1):
             return f"checkpoint_blocks {self.checkpoint_blocks}: engines reserve 0 or 1"
         if self.checkpoint_alignment < 0:

@@ -9,10 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvproof.spec.tracer import State
 from kvproof.spec.view import View
+
+
+@dataclass(frozen=True)
+class Promised:
+    """A lookup has to answer ``tokens`` at least, for nothing is lost of what ``base`` left.
+
+    ``resend`` is whether the request is the same prompt again (otherwise it shares a part of it). Where the answer is
+    less, ``lacking`` says as a slug what stands in between, and ``group`` is the one that lacks something (−1: none).
+    """
+
+    tokens: int
+    base: str
+    resend: bool
+    lacking: str = ""
+    group: int = -1
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,8 @@ class Lookup:
 
     ``limit`` is the longest hit allowed (at most tokens − 1). ``states`` are the request's own prefixes. ``joint`` is
     whether the groups agreed on one boundary (otherwise each was looked up alone and ``diverged`` may be set).
-    ``depth[g]`` is group g's own depth in tokens, where the cache reports it.
+    ``depth[g]`` is group g's own depth in tokens, where the cache reports it. ``promised`` is what earlier requests
+    have promised to it, where anybody followed them (:mod:`kvproof.spec.promises`).
     """
 
     request: str
@@ -32,6 +48,7 @@ class Lookup:
     joint: bool = True
     diverged: bool = False
     depth: tuple[int, ...] = ()
+    promised: Promised | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,8 @@ class Resume:
 class Loaded:
     """An external load for ``request`` is over: of the tokens [``start``, ``claimed``) those up to ``received`` came.
 
-    ``counted`` is how many tokens the cache counts as computed now.
+    ``counted`` is how many tokens the cache counts as computed now. ``partly`` are attention blocks in whose midst it
+    ended, ``unwiped`` those of them that were not wiped since they were handed out, where anybody wipes blocks.
     """
 
     request: str
@@ -82,6 +100,47 @@ class Loaded:
     claimed: int
     received: int
     counted: int
+    partly: tuple[int, ...] = ()
+    unwiped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A store outside the cache was asked what it adds to ``local`` tokens of ``request``, and ``offered`` so many.
+
+    ``offered`` is ``None`` for "ask again". ``states`` are the request's own prefixes. ``held`` is what can be read of
+    the store now: (group, state) for each block of that group that ends there, a recurrent state for a recurrent group.
+    """
+
+    request: str
+    states: tuple[State, ...] = field(repr=False)
+    local: int
+    offered: int | None
+    held: frozenset[tuple[int, State]] = field(repr=False)
+
+
+OffloadMoment = Literal["offered", "chosen", "copied"]
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """``block`` is taken for what ``state`` promises to ``group``, outside the cache, and holds it by now.
+
+    ``moment``: the cache has ``offered`` it with its boundary, a store has ``chosen`` it for a key of its own, or it is
+    being ``copied``, some time after it was chosen.
+    """
+
+    group: int
+    block: int
+    state: State
+    moment: OffloadMoment
+
+
+@dataclass(frozen=True)
+class Zeroing:
+    """A step is about to run, and first wipes these ``blocks`` on the device."""
+
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -230,8 +289,8 @@ class StepEnd:
 class Stall:
     """``schedules`` steps in a row brought nothing forward although ``request`` is first in line.
 
-    ``peak`` is what it needs at most by the specification, ``pool`` what an idle pool offers, ``blocked`` whether
-    something legitimate holds it back (an external load in flight, other requests' blocks).
+    ``peak`` is what it needs at most by the specification, and whoever else holds blocks; ``pool`` is what an idle pool
+    offers. ``blocked``: others hold blocks, and none of them runs.
     """
 
     request: str
@@ -240,6 +299,32 @@ class Stall:
     pool: int
     blocked: bool
     why: str = ""
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """The scheduler took everything from ``request`` to make room: ``freed`` blocks are free now that were not.
+
+    ``alone`` is how many blocks nobody else held.
+    """
+
+    request: str
+    alone: int
+    freed: int
+
+
+@dataclass(frozen=True)
+class Starved:
+    """``request`` was given nothing in ``steps`` steps in a row in which others ran, although nothing was short.
+
+    ``left`` is how many tokens the last of these steps left over. There was a place for it, and nobody was refused
+    blocks. ``why`` is how it stood: ``running``, or ``waiting`` as the first in line.
+    """
+
+    request: str
+    steps: int
+    left: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -252,11 +337,94 @@ class Crash:
 
 
 @dataclass(frozen=True)
+class Lone:
+    """``request`` had the whole engine to itself: it ran to its end there, or can't get any further.
+
+    ``tokens`` is the most it may have, ``longest`` the longest request that the engine's own start-up check promised to
+    hold in this pool of ``blocks`` (0: it promised none, or was not asked). ``finished`` tells that it ended by itself;
+    otherwise ``preempted`` is how often in a row it lost its blocks without having got any further, 0 where it waits
+    and does not get in. ``partial`` tells that its last lookup ended inside a block: a hit that takes room for a copy.
+    """
+
+    request: str
+    tokens: int
+    longest: int
+    blocks: int
+    finished: bool
+    preempted: int = 0
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The cache announced stored blocks of ``group`` (−1: it did not say which), as whoever mirrors it reads that.
+
+    ``keys`` are the prefixes that the hashes stand for, ``parent`` is that of the parent's hash (``EMPTY`` where there
+    is none); ``None`` for a hash that stands for nothing known. ``tokens`` is how many tokens are listed, at
+    ``block_size`` a hash, and ``reached`` where they lead, block by block from the parent on. ``gone`` are those of
+    ``keys`` that no block carries once the step is over, although nothing said so.
+    """
+
+    group: int
+    keys: tuple[State | None, ...]
+    parent: State | None
+    tokens: int
+    block_size: int
+    reached: tuple[State, ...]
+    gone: tuple[State, ...] = ()
+
+
+@dataclass(frozen=True)
+class Removed:
+    """The cache announced that ``state`` of ``group`` is gone. ``carriers`` carry it still once the step is over."""
+
+    group: int
+    state: State
+    carriers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the cache says of itself in tokens: ``counts`` by name.
+
+    ``of`` is what is counted: ``prompt`` of one ``request`` (``prompt`` tokens, of which ``local`` and ``external``
+    came from a cache, and ``computed`` were left to do), or ``lookups`` in the cache or in the external store
+    (``queries``, of which ``hits``).
+    """
+
+    of: str
+    counts: tuple[tuple[str, int], ...]
+    request: str = ""
+
+
+@dataclass(frozen=True)
 class Drained:
     """Everything has finished or been aborted: what is left must be nothing."""
 
 
-Event = Lookup | Truncate | Resume | Loaded | Split | Estimate | Allocate | Forward | StepEnd | Stall | Crash | Drained
+Event = (
+    Lookup
+    | Truncate
+    | Resume
+    | Loaded
+    | Zeroing
+    | Offer
+    | Offloaded
+    | Split
+    | Estimate
+    | Allocate
+    | Forward
+    | StepEnd
+    | Stall
+    | Starved
+    | Preempted
+    | Lone
+    | Stored
+    | Removed
+    | Counted
+    | Crash
+    | Drained
+)
 
 
 @dataclass(frozen=True)

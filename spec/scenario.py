@@ -29,6 +29,9 @@ MOST_PROMPT_TOKENS: Final = 4 * MOST_TOKENS
 MOST_ACCEPTED: Final = 1_024
 """The most entries of ``accept``, and the largest of them."""
 
+MOST_IMAGES: Final = 64
+"""The most images in one prompt."""
+
 MOST_LETTERS: Final = 100
 """The longest name of a request."""
 
@@ -39,6 +42,7 @@ ACTION_BOUNDS: Final[Mapping[str, int]] = {
     "external": MOST_TOKENS,
     "missing": MOST_TOKENS,
     "times": MOST_STEPS,
+    "priority": MOST_TOKENS,
 }
 """The largest value of each number in an action."""
 
@@ -54,7 +58,8 @@ class Action:
     ``submit``: ``request`` arrives. Its prompt is the first ``shared`` tokens of ``base``'s sequence (prompt and output
     so far, at most all of it), then fresh tokens up to ``length``. ``max_tokens`` bounds its output. ``external`` is
     how many tokens of the prompt an external store says it holds (0: none); of those it is asked for, the last
-    ``missing`` never arrive.
+    ``missing`` never arrive. ``priority`` counts where the engine serves by it: the lowest first.
+    ``images`` are the positions from which on images take the place of fresh tokens, where the model takes any.
 
     ``step``: the engine takes ``times`` steps. ``accept`` is the number of drafts that the model accepts for each
     running request, cycled over the requests in the order scheduled (capped by what was drafted).
@@ -75,6 +80,8 @@ class Action:
     missing: int = 0
     times: int = 1
     accept: tuple[int, ...] = ()
+    priority: int = 0
+    images: tuple[int, ...] = ()
 
     @property
     def forced(self) -> bool:
@@ -90,6 +97,8 @@ class Action:
                 origin = f"{self.shared} tokens of {self.base} + {self.length - self.shared} fresh"
             store = f", store holds {self.external}" if self.external else ""
             store += f" and loses {self.missing}" if self.missing else ""
+            store += f", priority {self.priority}" if self.priority else ""
+            store += f", images at {', '.join(map(str, self.images))}" if self.images else ""
             return f"submit {self.request}: {origin}, up to {self.max_tokens} out{store}"
         if self.kind == "step":
             drafts = f", accept {'/'.join(map(str, self.accept))} drafts" if self.accept else ""

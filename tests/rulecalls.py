@@ -18,10 +18,12 @@ from kvproof.spec.events import (
     GroupEstimate,
     Lookup,
     Observation,
+    Preempted,
     Read,
     Resume,
     Split,
     Stall,
+    Starved,
     StepEnd,
     Truncate,
     Write,
@@ -162,6 +164,8 @@ def allocate(real: Estimate = REAL, dry: Estimate = DRY, event: Allocate = GRANT
 
 
 STALL = Stall(request="r3", schedules=3, peak=23, pool=23, blocked=False, why="waiting")
+PREEMPTED = Preempted(request="r3", alone=4, freed=4)
+STARVED = Starved(request="r3", steps=48, left=5, why="waiting")
 CRASH = Crash(
     location="vllm.v1.core.kv_cache_manager:truncate_computed_blocks",
     error="AssertionError",

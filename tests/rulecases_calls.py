@@ -11,9 +11,11 @@ from rulecalls import (
     DRY,
     LATER,
     LOOKUP,
+    PREEMPTED,
     REAL,
     REFUSED,
     STALL,
+    STARVED,
     Mutant,
     Rule,
     allocate,
@@ -266,6 +268,27 @@ CALLS = (
     Rule(
         "ADMIT.stall",
         step,
-        (Mutant(lambda: seen(STALL), "waiting-request-starves-in-idle-pool", {"request": "r3"}, ("23", "3 steps")),),
+        (
+            Mutant(lambda: seen(STALL), "waiting-request-starves-in-idle-pool", {"request": "r3"}, ("23", "3 steps")),
+            Mutant(
+                lambda: seen(STALL, blocked=True),
+                "waiting-request-starves-behind-idle-holders",
+                {"request": "r3"},
+                ("none of them runs",),
+            ),
+        ),
+    ),
+    Rule(
+        "ADMIT.preemption-frees",
+        lambda: seen(PREEMPTED),
+        (Mutant(lambda: seen(PREEMPTED, freed=0), "preempted-for-nothing", {"request": "r3"}, ("4 of which nobody",)),),
+    ),
+    Rule(
+        "ADMIT.starved",
+        step,
+        (
+            Mutant(lambda: seen(STARVED), "waiting-request-passed-over", {"request": "r3"}, ("48 steps", "left 5")),
+            Mutant(lambda: seen(STARVED, why="running"), "running-request-passed-over", {"request": "r3"}),
+        ),
     ),
 )

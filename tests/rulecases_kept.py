@@ -7,7 +7,7 @@ from typing import Any
 from fakeview import MAMBA, STATES, FakeView, busy, key
 from rulecalls import STEP, Mutant, Rule, Spoil, drop, seen
 
-from kvproof.spec.events import Loaded, Observation
+from kvproof.spec.events import Loaded, Observation, Zeroing
 from kvproof.spec.tracer import show
 from kvproof.spec.view import Holder
 
@@ -46,6 +46,10 @@ LOADED = Loaded("r1", start=8, claimed=16, received=16, counted=16)
 
 def _loading(block: int) -> Observation:
     return Observation(STEP, _loads(busy(), block))
+
+
+def _wiped(block: int) -> Observation:
+    return Observation(Zeroing((block,)), _loads(busy(), 5))
 
 
 def _loads(view: FakeView, block: int) -> FakeView:
@@ -88,6 +92,22 @@ KEPT = (
         "EXT.in-flight-held",
         lambda: _loading(5),
         (Mutant(lambda: _loading(13), "block-of-load-in-flight-free", {"block": 13, "request": "r2"}),),
+    ),
+    Rule(
+        "EXT.zero-spares-load",
+        lambda: _wiped(12),
+        (Mutant(lambda: _wiped(5), "block-of-load-wiped", {"block": 5, "request": "r2"}),),
+    ),
+    Rule(
+        "EXT.rest-wiped",
+        lambda: seen(LOADED, partly=(4,)),
+        (
+            Mutant(
+                lambda: seen(LOADED, partly=(4,), unwiped=(4,)),
+                "rest-of-loaded-block-dirty",
+                {"block": 4, "request": "r1"},
+            ),
+        ),
     ),
     Rule(
         "EVENT.replays",

@@ -112,7 +112,7 @@ def test_the_trace_is_shown_on_request(
         (("fuzz", "sglang"), "unknown subject 'sglang': use spec, reference, vllm, vllm==0.33.0 or vllm@PATH"),
         (("fuzz", "vllm=="), "names no release"),
         (("fuzz", "vllm==latest"), "names no release"),
-        (("fuzz", "vllm==0.9.1"), "too old to be driven: use 0.26.0 or newer"),
+        (("fuzz", "vllm==0.9.1"), "too old to be driven: use 0.20.0 or newer"),
         (("fuzz", "vllm@/nowhere"), "no vLLM checkout at /nowhere"),
         (("fuzz", "vllm==" + "9" * 5000), "names no release"),
         (("fuzz", "vllm@~nobody.at.all/vllm"), "'vllm@~nobody.at.all/vllm' names no folder"),

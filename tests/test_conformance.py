@@ -1,19 +1,23 @@
-"""The abstract machine and releases of vLLM take the same decisions, step by step, but for the differences that have a
-name."""
+"""The abstract machine takes the same decisions as releases of vLLM and as the reference engine, step by step, but for
+the differences that have a name."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvproof.models.conformance import Digest, Trace, compare, draw
+from kvproof.impl.reference.subject import ReferenceSubject
+from kvproof.models.conformance import Digest, Trace, compare, draw, widened
+from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import Config, Group
-from kvproof.spec.machine.dialect import SPECIFICATION, SWITCHES, Dialect, dialect_of
+from kvproof.spec.machine.dialect import REFERENCE, SPECIFICATION, SWITCHES, Dialect, dialect_of
 from kvproof.spec.machine.subject import MachineSubject
 from kvproof.spec.scenario import Action, Scenario
 
@@ -101,3 +105,105 @@ def test_a_crash_on_one_side_alone_is_a_difference() -> None:
     _, parted = compare(MachineSubject(), careless, Scenario(config, actions))
     assert parted is not None
     assert SPECIFICATION.charges_external_state
+
+
+# -- the reference engine ---------------------------------------------------------------------------------------------
+
+STATES = ("moves_states", "keys_ahead", "frees_at_once", "lets_go", "replaces_keys", "keys_prompt_alone", "leaves_room",
+          "queues_loads_apart")  # fmt: skip
+"""Go off together, or only where the first is off."""
+
+WAYS = [(name,) for name in SWITCHES if not getattr(REFERENCE, name) and name not in STATES[:3]]
+PAIR = (Group("full", 4), Group("mamba", 4))
+SMALL = Config(PAIR, 40, hash_unit=1, step_tokens=16, max_model_len=64, speculative=2)
+HAND_MADE = (
+    # The first token of b lies in a block of its own, which is keyed for it and for the whole block.
+    Scenario(
+        Config(PAIR, 20, hash_unit=1, step_tokens=4),
+        (Action("submit", "a", length=1, max_tokens=1), Action("submit", "b", "a", 1, 9, 1), Action("step", times=5),
+         Action("submit", "c", "b", 4, 5, 1), Action("step")),
+    ),
+    # Who was preempted is resumed at its last known token but one.
+    Scenario(
+        SMALL,
+        (Action("submit", "a", length=6, max_tokens=9), Action("step", times=4, accept=(0,)), Action("preempt", "a"),
+         Action("step", times=6)),
+    ),
+    # Two fit, but not with their drafts.
+    Scenario(
+        replace(SMALL, num_blocks=10, full_sequence_must_fit=False),
+        (Action("submit", "a", length=3, max_tokens=4), Action("submit", "b", length=3, max_tokens=4),
+         Action("step", times=9, accept=(0,))),
+    ),
+    # The limit for prefills is less than a decoding step.
+    Scenario(
+        replace(SMALL, long_prefill_threshold=2),
+        (Action("submit", "a", length=6, max_tokens=9), Action("step", times=9)),
+    ),
+    # Drafts up to the last position.
+    Scenario(
+        replace(SMALL, max_model_len=9), (Action("submit", "a", length=6, max_tokens=9), Action("step", times=9))
+    ),
+)  # fmt: skip
+
+
+def in_dialect(dialect: Dialect) -> MachineSubject:
+    """The machine on a model that says the same after a rejected draft as without one, as the reference engine's."""
+    return MachineSubject(dialect, branches=False)
+
+
+def scenarios(count: int) -> Iterator[Scenario]:
+    yield from HAND_MADE
+    for seed in range(count):
+        yield draw(seed, retention)
+        yield widened(draw(seed, retention), seed)
+
+
+def test_the_reference_engine_and_the_machine_in_its_dialect_are_never_apart() -> None:
+    machine, engine, steps, kinds = in_dialect(REFERENCE), ReferenceSubject(), 0, set()
+    for scenario in scenarios(SCENARIOS):
+        agreed, parted = compare(machine, engine, scenario)
+        assert parted is None, f"{scenario.note}: {parted}"
+        steps += agreed
+        kinds |= {"load falls short" for action in scenario.actions if action.missing}
+        kinds |= {"rows differ" for action in scenario.actions if len(set(action.accept)) > 1}
+    assert steps > 10 * SCENARIOS
+    assert kinds >= {"load falls short", "rows differ"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [STATES, *WAYS], ids=lambda together: together[0])
+def test_each_way_of_the_reference_engine_shows(together: tuple[str, ...]) -> None:
+    """A switch that could as well be on says nothing."""
+    machine, engine = in_dialect(replace(REFERENCE, **dict.fromkeys(together, True))), ReferenceSubject()
+    assert any(compare(machine, engine, scenario)[1] for scenario in scenarios(150))
+
+
+def test_the_machine_in_the_reference_engines_dialect_breaks_nothing() -> None:
+    for seed in range(20):
+        found = replay(in_dialect(REFERENCE), widened(draw(seed, retention), seed))
+        assert found.violations == ()
+        assert not found.error
+
+
+def test_releases_have_none_of_the_ways_of_the_reference_engine() -> None:
+    for minor in range(26, 34):
+        dialect = dialect_of((0, minor, 0))
+        assert all(getattr(dialect, name) for name in (*STATES, *(name for (name,) in WAYS))
+                   if name != "spares_lone_prefill")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_the_machine_does_not_describe_is_no_dialect(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}|moves_states"):
+        Dialect(**{name: False})
+
+
+def test_what_is_drawn_wide_is_the_same_again_and_can_be_run() -> None:
+    for seed in range(60):
+        scenario = draw(seed, retention)
+        wide = widened(scenario, seed)
+        assert wide == widened(scenario, seed)
+        assert wide.config.problem() is None
+        assert len(wide.actions) == len(scenario.actions)
+        assert all(action.missing <= action.external for action in wide.actions)

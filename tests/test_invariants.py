@@ -51,11 +51,14 @@ from rulecalls import (
 )
 from rulecases_calls import CALLS
 from rulecases_kept import KEPT
+from rulecases_offload import OFFLOAD
+from rulecases_reuse import REUSE
 from rulecases_state import STATE
+from rulecases_told import TOLD
 
 sys.path.pop(0)
 
-RULES = (*CALLS, *STATE, *KEPT)
+RULES = (*CALLS, *STATE, *KEPT, *REUSE, *OFFLOAD, *TOLD)
 MUTANTS = [pytest.param(rule.id, mutant, id=f"{rule.id}: {mutant.cause}") for rule in RULES for mutant in rule.mutants]
 
 
@@ -104,7 +107,7 @@ def test_causes_are_slugs_that_name_no_run(name: str, mutant: Mutant) -> None:
 def test_the_catalogue_is_well_formed() -> None:
     ids = [entry.id for entry in CATALOGUE]
     assert len(set(ids)) == len(ids)
-    assert set(FAMILIES) == {"SLOT", "ADMIT", "REF", "HIT", "TAIL", "EXT", "EVENT", "FLOW"}
+    assert set(FAMILIES) == {"SLOT", "ADMIT", "REF", "HIT", "TAIL", "EXT", "EVENT", "FLOW", "REUSE"}
     kinds = set(typing.get_args(Event))
     for entry in CATALOGUE:
         assert entry.events
@@ -154,8 +157,8 @@ VACUOUS = {
         lambda: allocate(LATER, event=REFUSED, free_before=99),
     ),
     "ADMIT.stall": (
-        lambda: seen(STALL, blocked=True),
         lambda: seen(STALL, peak=24),
+        lambda: seen(STALL, peak=24, blocked=True),
         lambda: seen(STEP, scheduled=()),
     ),
     "HIT.covers": (lambda: seen(LOOKUP, tokens=0), lambda: seen(LOOKUP, joint=False), lambda: resume(local=0)),

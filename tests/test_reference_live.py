@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,18 @@ def test_an_operator_is_recorded_too() -> None:
         Action("reset"),
     )
     assert served.scenario().forced
+
+
+def test_drafts_are_told_row_by_row_also_where_a_row_has_none() -> None:
+    """a is still at its prompt while b decodes: what is said of the second request scheduled is b's."""
+    driver = Driver(engine(replace(CONFIG, long_prefill_threshold=16), "touched"), NullTeacher())
+    for action in (Action("submit", "a", length=100, max_tokens=1), Action("submit", "b", length=3, max_tokens=9),
+                   Action("step"), Action("step", accept=(0, 2))):  # fmt: skip
+        driver.apply(action)
+    b = driver.engine.scheduler.requests["b"]
+    assert b.outputs == 1 + 3
+    assert driver.engine.accepted == (0, 2)
+    assert driver.engine.scenario().actions[-2:] == (Action("step"), Action("step", accept=(0, 2)))
 
 
 def test_off_judges_and_records_nothing() -> None:

@@ -25,6 +25,8 @@ from kvproof.spec.tracer import EMPTY, State, decode_key, encode_key, states_of
 
 RELEASES = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 COMPARED = ("0.26.0", "0.29.0", "0.33.0")
+OLD = ("0.20.0", "0.23.0", "0.25.1")
+"""Of the releases before 0.26 those that differ most."""
 
 FULL, MAMBA = Group("full", 16), Group("mamba", 16)
 FINE, COARSE = Group("full", 8), Group("mamba", 32)
@@ -67,6 +69,19 @@ ILLEGAL = {
     "unit finer than the only block": _config(FULL, unit=8),
     "retention of attention": _config(FULL, unit=16, retention=64),
 }
+
+PLAIN = (
+    "attention alone",
+    "one block size",
+    "partial hits",
+    "window",
+    "eagle, no drafter named",
+    "n-grams",
+    "draft model",
+    "first chunk must fit",
+)
+"""What releases before 0.26 are tried with, at their default retention. A hash unit finer than the block is legal
+there, but hits are whole blocks."""
 
 
 # -- the program that runs inside a release ---------------------------------------------------------------------------
@@ -155,11 +170,11 @@ def _run(config: Config) -> dict[str, Any]:
         "free": pool.get_num_free_blocks(),
         "hit": hits,
         "keys": len(keys),
-        "unknown keys": sum(decode_key(key) not in known for key in keys),
+        "unknown keys": sum(decode_key(key[-36:]) not in known for key in keys),
         "milliseconds": milliseconds,
         "eagle groups": sorted(scheduler.kv_cache_manager.coordinator.eagle_group_ids),
         "lookahead": [scheduler.num_lookahead_tokens, key_lookahead(scheduler)],
-        "retention": scheduler.kv_cache_manager.coordinator.retention_interval,
+        "retention": getattr(scheduler.kv_cache_manager.coordinator, "retention_interval", None),
         "step tokens": scheduler.max_num_scheduled_tokens,
         "v2": scheduler.use_v2_model_runner,
     }
@@ -173,6 +188,20 @@ def _run_or_crash(config: Config) -> dict[str, Any]:
         if "vllm/v1/core" not in where.filename:
             raise
         return {"crashed in": where.name}
+
+
+def drive_old() -> dict[str, Any]:
+    from kvproof.impl.vllm.configuration import default_retention, legal, release
+
+    plain = {name: dataclasses.replace(CONFIGS[name], retention=None) for name in PLAIN}
+    windows = {"window": CONFIGS["window"], "none": CONFIGS["one block size"]}
+    return {
+        "release": dataclasses.asdict(release()) | {"drafters_recognised": sorted(release().drafters_recognised)},
+        "legal": {name: legal(config) for name, config in plain.items()},
+        "retention 0": {name: legal(config) for name, config in windows.items()},
+        "default": [default_retention(eagle=False), default_retention(eagle=True)],
+        "runs": {name: _run(config) for name, config in plain.items()},
+    }
 
 
 def drive() -> dict[str, Any]:
@@ -393,6 +422,29 @@ def test_default_retention(driven: dict[str, Any]) -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
+@pytest.mark.parametrize("version", OLD)
+def test_releases_before_026_are_driven_as_far_as_they_go(version: str, inside: Callable[..., Any]) -> None:
+    driven = inside(version, __file__, "drive_old")
+    numbers = _version(driven)
+    assert driven["legal"] == dict.fromkeys(PLAIN)
+    for name, run in driven["runs"].items():
+        assert run["finished"] == ["a", "b", "c"], name
+        assert run["outputs"] == [6, 6, 6], name
+        assert run["free"] == CONFIGS[name].num_blocks - 1, name
+        assert run["keys"] > 0, name
+        assert run["unknown keys"] == 0, name
+        assert run["hit"] > 0, name
+        assert run["hit"] % CONFIGS[name].scheduler_block == 0, name
+    assert driven["default"] == [None, None]
+    mechanisms = ("retention", "partial_hits", "admission_cap", "local_in_estimate", "lookup_for_connector")
+    has = {name for name in mechanisms if driven["release"][name]}
+    assert has == {name for name, since in (("admission_cap", (0, 20, 2)), ("retention", (0, 23))) if numbers >= since}
+    kept = {name for name, reason in driven["retention 0"].items() if reason is None}
+    assert kept == {name for name, since in (("window", (0, 23)), ("none", (0, 24))) if numbers >= since}
+
+
+@pytest.mark.release
+@pytest.mark.slow
 @pytest.mark.parametrize("version", COMPARED)
 def test_the_same_as_a_configuration_built_whole(version: str, inside: Callable[..., Any]) -> None:
     """What differs is only what no scheduler reads, and the profiler's result (``num_gpu_blocks``)."""
@@ -411,4 +463,4 @@ def test_keys_decode_with_and_without_lookahead() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"drive": drive, "compare": compare}[sys.argv[1]]()))
+    print(json.dumps({"drive": drive, "drive_old": drive_old, "compare": compare}[sys.argv[1]]()))

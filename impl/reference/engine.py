@@ -21,6 +21,7 @@ from kvproof.impl.reference.pool import CacheEvent
 from kvproof.impl.reference.progress import Progress
 from kvproof.impl.reference.request import Request, Status
 from kvproof.impl.reference.scheduler import Drafter, Scheduler
+from kvproof.impl.reference.step import Step
 from kvproof.impl.reference.view import ReferenceView
 from kvproof.spec.config import Config
 from kvproof.spec.events import Crash, Event, Observation, StepEnd
@@ -66,8 +67,9 @@ class Engine:
         self.progress = Progress(self.scheduler, self.view)
         self._names: dict[str, None] = {}
         self._drafter_raised: BaseException | None = None
-        self._offered: list[tuple[str, int]] = []
-        """Of the step under way, or the last one: whom drafts were asked for, and how many came, in that order."""
+        self._offered: dict[str, int] = {}
+        """Of the step under way, or the last one: for whom drafts were asked, and how many came."""
+        self._last: Step | None = None
 
     @property
     def idle_steps(self) -> int:
@@ -76,13 +78,18 @@ class Engine:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """How many drafts the last step accepted, for each time that it asked for any, in that order.
+        """How many drafts the last step accepted, row by row in the order scheduled, up to the last request that it
+        asked for any: 0 where it did not ask.
 
         Of a step that came to no answer: how many it was offered.
         """
-        outcomes = self.device.outcomes
-        answers = ((outcomes.get(name), offered) for name, offered in self._offered)
-        return tuple(offered if outcome is None else outcome.accepted for outcome, offered in answers)
+        step, outcomes, offered = self.scheduler.in_flight or self._last, self.device.outcomes, self._offered
+        names = [part.request.name for part in step.rows] if step is not None else []
+        while names and names[-1] not in offered:
+            names.pop()
+        names += [name for name in offered if name not in names]
+        answers = ((outcomes.get(name), offered.get(name, 0)) for name in names)
+        return tuple(count if outcome is None else outcome.accepted for outcome, count in answers)
 
     # -- observations -------------------------------------------------------------------------------------------------
 
@@ -194,8 +201,8 @@ class Engine:
     def step(self, drafter: Drafter = lambda request, count: ()) -> StepEnd:
         """Schedule, run, complete. Whatever ``drafter`` proposes beyond what it was asked for is left out; where it
         raises, the step ends halfway and the engine must not be used after that."""
-        self._offered, self.device.outcomes = [], {}
-        step = self.scheduler.schedule(self._asking(drafter))
+        self._offered, self._last, self.device.outcomes = {}, None, {}
+        step = self._last = self.scheduler.schedule(self._asking(drafter))
         if self.watcher is not None:
             self.view.scheduled()
         outcomes = self.device.execute(step, self.watcher)
@@ -230,7 +237,7 @@ class Engine:
             except BaseException as error:
                 self._drafter_raised = error
                 raise
-            self._offered.append((request.name, len(drafts)))
+            self._offered[request.name] = len(drafts)
             return drafts
 
         return ask

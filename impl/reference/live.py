@@ -21,6 +21,7 @@ from kvproof.invariants.monitor import InvariantBroken, Monitor
 from kvproof.spec.config import Config
 from kvproof.spec.events import StepEnd
 from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.promises import promising
 from kvproof.spec.scenario import Action, Scenario
 
 Mode = Literal["off", "touched", "full"]
@@ -37,8 +38,8 @@ class EngineStopped(Exception):
     - more than ``MOST_ACTIONS`` actions; steps that are alike are one, up to ``MOST_STEPS`` of them;
     - more than ``MOST_PROMPT_TOKENS`` tokens in all prompts, each rounded up to whole blocks;
     - more than ``MOST_PREFIXES`` prefixes of all sequences, prompts and outputs;
-    - more than ``MOST_ACCEPTED`` requests in one step that drafts were asked for, or ``MOST_ENTRIES`` in all steps; a
-      step counts one if as many drafts were accepted of each;
+    - more than ``MOST_ACCEPTED`` requests in one step, up to the last that drafts were asked for, or ``MOST_ENTRIES``
+      in all steps; a step counts one if as many drafts were accepted of each;
     - more than ``MOST_STEPS`` blocks evicted at once that are not all.
 
     A scenario's drafts are always as many as the engine asks for: a drafter that offered fewer is told as one whose
@@ -65,7 +66,7 @@ class AssertingEngine(Engine):
             raise ValueError(f"there is no mode {mode!r}: use one of {', '.join(get_args(Mode))}")
         self.mode: Mode = mode
         self.monitor = Monitor(stop=True)
-        observer = None if mode == "off" else self.monitor
+        observer = None if mode == "off" else promising(config, self.monitor)
         super().__init__(config, model, observer, whole=mode == "full", device=device)
         self.record = None if mode == "off" else Record(config)
 

@@ -84,10 +84,11 @@ class Lookup:
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def _drop(self, group: int) -> int:
-        return self.grain if self._dropping[group] else 0
+        """What a group drops of what it matches: a grain, or a block of its own if that is less."""
+        return min(self.grain, self.config.groups[group].block_size) if self._dropping[group] else 0
 
     def _reach(self, request: Request, limit: int) -> int:
-        """How deep every full-attention group has the prefix, their dropped grain taken off."""
+        """How deep every full-attention group has the prefix, what they drop taken off."""
         reach = limit if not self._full else request.known
         for group in self._full:
             depth = self._depth(request, group)
@@ -119,7 +120,7 @@ class Lookup:
         return None
 
     def _covers(self, request: Request, group: int, tokens: int) -> bool:
-        """Whether a window group has every block that the window before ``tokens`` (and its dropped grain) needs."""
+        """Whether a window group has every block that the window before ``tokens`` (and what it drops) needs."""
         size, window = self.config.groups[group].block_size, self.config.groups[group].window
         proven = tokens + self._drop(group)
         if proven > request.known:

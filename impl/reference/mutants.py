@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvproof.impl.reference import mutants_calls as mutants_calls  # imported for what they plant
+from kvproof.impl.reference import mutants_bounds as mutants_bounds  # imported for what they plant
+from kvproof.impl.reference import mutants_calls as mutants_calls
 from kvproof.impl.reference import mutants_state as mutants_state
 from kvproof.impl.reference.planting import PLANTED, Mutant
 

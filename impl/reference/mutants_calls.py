@@ -289,3 +289,31 @@ def loaded_request_is_not_woken(engine: Engine) -> None:
         return answer
 
     wrap(engine.scheduler, "_admit", admit)
+
+
+# -- what was computed is found again ---------------------------------------------------------------------------------
+
+
+@mutant("others", "the state that a prompt leaves is above every hit that the same prompt can have", "issue 50235")
+def no_state_is_left_for_a_resend(engine: Engine) -> None:
+    config = engine.config
+
+    def declare(original: Any, request: Request, agreed: int, reach: int) -> None:
+        original(request, agreed, reach)
+        grain = config.hash_unit if config.partial_hits else config.scheduler_block
+        if request.known % grain == 0:
+            request.tail = request.known
+            request.last_cacheable = request.known // config.scheduler_block * config.scheduler_block
+
+    wrap(engine.scheduler.chunks, "declare", declare)
+
+
+@mutant("others", "with a drafter the last unit is dropped twice", "PR 57616")
+def drop_is_taken_twice(engine: Engine) -> None:
+    lookup = engine.scheduler.lookup
+
+    def reach(original: Any, request: Request, limit: int) -> int:
+        deep: int = original(request, limit)
+        return max(0, deep - lookup.grain) if engine.config.eagle else deep
+
+    wrap(lookup, "_reach", reach)

@@ -106,12 +106,10 @@ class Driver:
         return True
 
     def _step(self, accept: Sequence[int]) -> None:
-        order = 0
-
         def drafter(request: Request, count: int) -> Sequence[int]:
-            nonlocal order
-            right = accept[order % len(accept)] if accept else count
-            order += 1
+            step = self.engine.scheduler.in_flight
+            place = len(step.rows) if step is not None else 0  # requests are counted as they are scheduled
+            right = accept[place % len(accept)] if accept else count
             return self.teacher.drafts(request, min(right, count), count)
 
         self.engine.step(drafter)
@@ -158,11 +156,26 @@ class ReferenceSubject:
         self.device = torch.device(device)
 
     def families(self) -> frozenset[str]:
-        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "TAIL", "EXT", "EVENT", "FLOW"})
+        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "TAIL", "EXT", "EVENT", "FLOW", "REUSE"})
 
     def lacking(self) -> Mapping[str, str]:
-        """Keys appear only after the forward that makes their content, so that no hit has to wait for one."""
-        return {"ADMIT.deferred": "no key is registered before its content is there"}
+        """Keys appear only after the forward that makes their content, so that no hit has to wait for one; and fresh
+        blocks are wiped before anything is loaded into them, in this order.
+        """
+        return {
+            "ADMIT.deferred": "no key is registered before its content is there",
+            "EXT.zero-spares-load": "a load begins when its blocks have been wiped",
+            "EXT.rest-wiped": "its stores offer whole blocks",
+            "ADMIT.preemption-frees": "it is not asked what each preemption frees",
+            "ADMIT.starved": "it serves in order, and is not asked how long who comes later has waited",
+            "ADMIT.startup": "it starts with any pool",
+            "EVENT.stored-well-formed": "its events name keys, and list no tokens",
+            "EVENT.removed-is-gone": "its events name blocks, each of which has its own keys",
+            "EVENT.counters": "it counts nothing",
+            **dict.fromkeys(
+                ("EXT.offload-content", "EXT.offload-offers", "EXT.offload-serves"), "it has no store of its own"
+            ),
+        }
 
     def default_retention(self, eagle: bool) -> int | None:
         """What users get who set nothing: replay boundaries only."""
@@ -173,7 +186,17 @@ class ReferenceSubject:
 
     def start(self, config: Config, observer: Observer | None) -> Driver:
         config.check()
+        if config.image_tokens:
+            raise ConfigError("the reference engine serves text: set image_tokens to 0")
+        if config.load_failure != "recompute":
+            raise ConfigError("the reference engine goes on from what it has: set load_failure to recompute")
+        if config.policy != "fcfs" or config.offers != "block":
+            raise ConfigError("the reference engine serves in order and loads blocks: set policy fcfs, offers block")
         if config.async_scheduling:
             raise ConfigError("the reference engine completes a step before the next: set async_scheduling to false")
+        if any(group.kind == "chunked" for group in config.groups):
+            raise ConfigError("the reference engine has no chunked local attention: use window groups")
+        if config.connector == "offload":
+            raise ConfigError("the reference engine has no host memory to offload to: set connector to async or sync")
         model, teacher = self.model(config)
         return Driver(Engine(config, model, observer, device=self.device), teacher)

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from kvproof.impl.vllm.drift import Release, load, only, quiet, release
+from kvproof.impl.vllm import offload
+from kvproof.impl.vllm.drift import Release, fields, load, only, quiet, release
 from kvproof.impl.vllm.requests import draft_token_ids, make_request, model_output
 from kvproof.spec.config import Config, ConfigError, Group
 
@@ -58,6 +59,9 @@ def _model_config(max_model_len: int, hybrid: bool) -> Any:
         is_hybrid=hybrid,
         is_moe=False,
         is_multimodal_model=False,
+        is_quantized=False,
+        has_inner_state=hybrid,
+        logprobs_mode="raw_logprobs",
         multimodal_config=None,
         supports_multimodal_inputs=False,
         use_mla=False,
@@ -68,6 +72,7 @@ def _model_config(max_model_len: int, hybrid: bool) -> Any:
         logits_processors=None,
         return_sampling_mask=False,
         skip_tokenizer_init=True,
+        supports_kv_cache_grouping=False,
     )
 
 
@@ -83,7 +88,9 @@ def _template() -> Any:
     decided = property(lambda engine: engine.__dict__["decided_v2_model_runner"])
     built.__class__ = type("VllmConfig", (config.VllmConfig,), {"use_v2_model_runner": decided})
     object.__setattr__(built, "model_config", _model_config(1, True))
-    load("vllm.v1.core.single_type_kv_cache_manager").register_all_kvcache_specs(built)
+    register = getattr(load("vllm.v1.core.single_type_kv_cache_manager"), "register_all_kvcache_specs", None)
+    if register is not None:  # from 0.23
+        register(built)
     return built
 
 
@@ -91,6 +98,8 @@ def _template() -> Any:
 def _uses_v2_model_runner(method: str, hybrid: bool) -> bool:
     """The release's own choice of model runner for a model with this drafting method ("" for none)."""
     base = load("vllm.config").VllmConfig
+    if not hasattr(base, "use_v2_model_runner"):  # 0.20 has the environment variable alone
+        return bool(load("vllm.envs").VLLM_USE_V2_MODEL_RUNNER)
     engine = copy.copy(_template())
     object.__setattr__(engine, "model_config", _model_config(1, hybrid))
     object.__setattr__(engine, "speculative_config", _speculative_config(1, method) if method else None)
@@ -168,9 +177,10 @@ def _engine_config(config: Config, connector: bool) -> Any:
         enable_chunked_prefill=True,
         long_prefill_token_threshold=config.long_prefill_threshold,
         scheduler_reserve_full_isl=config.full_sequence_must_fit,
-        watermark=0.0,
         async_scheduling=config.async_scheduling,
+        policy=config.policy,
         disable_hybrid_kv_cache_manager=False,
+        **({"watermark": 0.0} if "watermark" in fields(vllm.SchedulerConfig) else {}),
     )
     block = config.mamba_block or config.groups[0].block_size
     cache = only(
@@ -178,6 +188,7 @@ def _engine_config(config: Config, connector: bool) -> Any:
         block_size=block,
         enable_prefix_caching=True,
         prefix_match_unit=config.hash_unit,
+        hash_block_size=config.hash_unit,
         mamba_block_size=config.mamba_block or None,
         mamba_cache_mode="align" if config.mamba_block else "none",
         prefix_cache_retention_interval=_retention_interval(config),
@@ -190,14 +201,20 @@ def _engine_config(config: Config, connector: bool) -> Any:
             kv_role="kv_both",
             kv_buffer_device="cpu",
             engine_id="kvproof",
-            kv_load_failure_policy="recompute",
+            kv_load_failure_policy=config.load_failure,
         )
+    events = None
+    if config.cache_events:
+        # "null": whoever listens stands in for the wire. Hashes as they are: 64 bits of them may be shared.
+        events = vllm.KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
     parts = {
         "model_config": _model_config(config.max_model_len, bool(config.mamba_block)),
         "scheduler_config": scheduler,
         "cache_config": cache,
         "speculative_config": speculative,
         "kv_transfer_config": transfer,
+        "kv_events_config": events,
         "decided_v2_model_runner": _uses_v2_model_runner(method, bool(config.mamba_block)),
     }
     for name, part in parts.items():
@@ -211,7 +228,7 @@ def _engine_config(config: Config, connector: bool) -> Any:
 def _retention_interval(config: Config) -> int | None:
     """The retention interval as this release takes it.
 
-    Where no group is sparse, 0 means nothing, and 0.26 … 0.28 refuse it: there it is left unset.
+    Where no group is sparse, 0 means nothing, and releases up to 0.28 refuse it: there it is left unset.
     """
     if config.retention == 0 and all(group.kind == "full" for group in config.groups):
         return None
@@ -244,6 +261,8 @@ def _spec(config: Config, group: Group) -> Any:
     shared = {"block_size": group.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if group.kind == "window":
         return interface.SlidingWindowSpec(**shared, sliding_window=group.window)
+    if group.kind == "chunked":
+        return interface.ChunkedLocalAttentionSpec(**shared, attention_chunk_size=group.window)
     return interface.FullAttentionSpec(**shared)
 
 
@@ -275,9 +294,11 @@ def _kv_cache_config(config: Config, engine: Any) -> Any:
             f"vLLM {release().name} resolves scheduler block {block} and hash unit {unit} here, "
             f"not {config.scheduler_block} and {config.hash_unit}: with one group the unit is its block"
         )
-    load("vllm.v1.core.kv_cache_coordinator")._validate_prefix_cache_retention_interval(
-        _retention_interval(config), block, built
-    )
+    retention = _retention_interval(config)
+    if release().retention:
+        load("vllm.v1.core.kv_cache_coordinator")._validate_prefix_cache_retention_interval(retention, block, built)
+    elif retention is not None:
+        raise ConfigError(f"vLLM {release().name} keeps every boundary: set retention to null, not {retention}")
     if release().hash_block_in_config:
         built.hash_block_size = unit
         built.cache_hit_alignment_tokens = utils.resolve_cache_hit_alignment_tokens(built, engine, block, unit)
@@ -294,12 +315,14 @@ def make_scheduler(config: Config, connector_cls: type | None = None) -> Any:
 
     ``connector_cls`` (a subclass of ``KVConnectorBase_V1`` and ``SupportsHMA``) is what the scheduler constructs
     through the release's own factory, as ``connector_cls(vllm_config, role, kv_cache_config)``; ``None`` means no
-    connector. Failed loads are recomputed. Raises :class:`ConfigError` where the release would refuse the engine.
+    connector. Raises :class:`ConfigError` where the release would refuse the engine.
     Cheap: whatever does not depend on ``config`` is built once per process (measured: 0.1 to 0.4 ms each).
     """
     config.check()
     engine = engine_config(config, connector_cls is not None)
     caches = kv_cache_config(config, engine)
+    if config.connector == "offload":
+        offload.prepare(config, engine, caches)
     if connector_cls is not None:
         factory = load("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
         factory._registry[CONNECTOR_NAME] = lambda: connector_cls
@@ -310,7 +333,7 @@ def make_scheduler(config: Config, connector_cls: type | None = None) -> Any:
             structured_output_manager=_structured_output(),
             block_size=config.scheduler_block,
             hash_block_size=config.hash_unit,
-            log_stats=False,
+            log_stats=True,
         )
 
 
@@ -340,16 +363,20 @@ class _Retention:
 def legal(config: Config) -> str | None:
     """Why this release's own validation would refuse such an engine; ``None`` if it would start.
 
-    Asked of the release: its configuration classes, its block-size and retention checks. Known answers: up to 0.26 a
-    recurrent block above the step's token limit, or above the long-prefill threshold; everywhere more running requests
-    than tokens in a step, a threshold above the model length, a unit finer than the block of a single group, a positive
-    retention interval without a sparse group.
+    Asked of the release: its configuration classes, its block-size and retention checks. Known answers: up to 0.22 any
+    retention interval, and in 0.23 one without a window group; up to 0.26 a recurrent block above the step's token
+    limit, or above the long-prefill threshold; everywhere more running requests than tokens in a step, a threshold
+    above the model length, a unit finer than the block of a single group, a positive retention interval without a
+    sparse group.
     """
     reason = config.problem()
     if reason is not None:
         return reason
     try:
-        kv_cache_config(config, engine_config(config, config.connector != "none"))
+        engine = engine_config(config, config.connector != "none")
+        caches = kv_cache_config(config, engine)
+        if config.connector == "offload":
+            offload.prepare(config, engine, caches)
     except ConfigError as error:
         return str(error)
     return None
@@ -361,6 +388,6 @@ def default_retention(eagle: bool) -> int | None:
     Up to 0.28 the environment variable is unset: ``None``. 0.29 resolves to 0, and to ``None`` for hybrid models with
     EAGLE. From 0.30 it is 0.
     """
-    if release().retention_from_environment:
+    if not release().retention or release().retention_from_environment:
         return None
     return None if eagle and release().version < (0, 30) else 0

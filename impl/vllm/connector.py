@@ -1,12 +1,14 @@
 """The connector double: an external store that holds a prefix of each request, behind vLLM's real connector interface.
 
-It never lies: what it offers, it loads, and offers end on a scheduler block. Faithfulness matters more than variety
-here; failing and over-reporting stores are another family's business.
+Offers end where the configuration says. A store may lose what it offered (``missing`` of a submit): then the last
+tokens of the load never arrive, and its worker says so when the load is over, in the way that the release asks for.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvproof.impl.vllm.device import Load
@@ -14,32 +16,87 @@ from kvproof.spec.config import Config
 from kvproof.spec.tracer import State
 
 
-class Store:
-    """What the external store holds, and the loads it has been asked for."""
+@dataclass
+class Flight:
+    """An asynchronous load under way: it is over in ``steps`` steps, once the step that asked for it has ``begun``."""
 
-    def __init__(self, config: Config) -> None:
+    load: Load
+    steps: int
+    begun: bool = True
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What the worker's side says of loads after a step: those that are over, and what of them failed.
+
+    ``failed`` are requests and ``invalid`` blocks: two ways of saying the same, of which a store uses one.
+    """
+
+    finished: frozenset[str]
+    failed: frozenset[str]
+    invalid: frozenset[int]
+
+
+class Store:
+    """What the external store holds, and the loads it has been asked for.
+
+    ``missing`` is how many of a request's tokens it will have lost. A request whose load fell short is ``distrusted``:
+    it is offered nothing again, lest it wait for ever; so is one whose
+    prompt was prefilled elsewhere, once it has been loaded.
+    """
+
+    def __init__(self, config: Config, by_request: bool = False, fails: bool = False) -> None:
+        """``by_request``: failures are told by request where that can be, not by block. ``fails``: there are some."""
         self.config = config
+        self.by_request, self.fails = by_request, fails
         self.depth: dict[str, int] = {}
+        self.missing: dict[str, int] = {}
+        self.prompts: dict[str, int] = {}
+        self.distrusted: set[str] = set()
         self.states: dict[str, Sequence[State]] = {}
         self.offered: dict[str, int] = {}
         self.shown: dict[str, int] = {}
         """The block-aligned local hit that the scheduler showed with its last question."""
         self.synchronous: list[Load] = []
-        self.flying: dict[str, tuple[int, Load]] = {}
+        self.flying: dict[str, Flight] = {}
+        self.asked: list[Flight] = []
+        """Loads that a step has asked for which has not begun."""
+
+    def holds(self, request: str, prompt: int, tokens: int, missing: int) -> None:
+        """The store says it holds so many tokens of a prompt; the last ``missing`` of a load will not come."""
+        self.prompts[request], self.depth[request] = prompt, tokens
+        self.missing[request] = missing if self.fails else 0
+
+    def targets(self) -> dict[str, list[int]]:
+        """The blocks that loads in flight write to, by request."""
+        return {name: flight.load.targets(self.config) for name, flight in self.flying.items()}
 
     def offer(self, request: str, num_tokens: int, local: int) -> int:
-        """Tokens that the store can add to ``local`` (block-aligned) computed tokens, leaving one token to compute."""
-        block = self.config.scheduler_block
-        depth = min(self.depth.get(request, 0), num_tokens - 1) // block * block
+        """Tokens that the store can add to ``local`` (block-aligned) computed tokens."""
+        held = 0 if request in self.distrusted else self.depth.get(request, 0)
+        depth = self._end(held, num_tokens, self.prompts.get(request, 0))
         self.shown[request] = local
         self.offered[request] = max(0, depth - local)
         return self.offered[request]
 
+    def _end(self, held: int, known: int, prompt: int) -> int:
+        """Where an offer ends, of ``held`` tokens for a request that has ``known``, ``prompt`` of them its prompt."""
+        config = self.config
+        if config.offers == "prompt":
+            return prompt - (1 if config.mamba_block else 0) if held >= prompt else 0
+        step = config.hash_unit if config.offers == "unit" else config.scheduler_block
+        return min(held, known - 1) // step * step
+
     def take(self, request: str, tables: tuple[tuple[int, ...], ...], local: int, external: int) -> None:
         """The scheduler has allocated blocks for ``external`` tokens after ``local``: start the load."""
-        load = Load(request, local, local + external, tables, self.states[request])
+        lost = min(self.missing.get(request, 0), external)
+        load = Load(request, local, local + external, tables, self.states[request], lost)
+        if lost or self.config.offers == "prompt":
+            self.distrusted.add(request)
         if self.config.connector == "async":
-            self.flying[request] = (self.config.load_steps, load)
+            flight = self.flying[request] = Flight(load, self.config.load_steps, not self.config.async_scheduling)
+            if not flight.begun:
+                self.asked.append(flight)
         else:
             self.synchronous.append(load)
 
@@ -49,10 +106,26 @@ class Store:
         return due
 
     def arrived(self) -> list[Load]:
-        """Asynchronous loads that complete with this step. A load outlives its request: the blocks wait for it."""
-        done = [load for steps, load in self.flying.values() if steps <= 1]
-        self.flying = {name: (steps - 1, load) for name, (steps, load) in self.flying.items() if steps > 1}
+        """Asynchronous loads that are over with this step. A load outlives its request: the blocks wait for it."""
+        for flight in self.flying.values():
+            flight.steps -= flight.begun
+        done = [flight.load for flight in self.flying.values() if flight.steps <= 0]
+        self.flying = {name: flight for name, flight in self.flying.items() if flight.steps > 0}
         return done
+
+    def report(self, synchronous: Sequence[Load], arrived: Sequence[Load]) -> Transfers | None:
+        """What there is to say of the loads that are over with this step; ``None``: nothing."""
+        short = [load for load in (*synchronous, *arrived) if load.lost]
+        if not arrived and not short:
+            return None
+        # Only a request that waits for its load can be named: a synchronous one has run already.
+        named = {load.request for load in arrived if load.lost} if self.by_request else set()
+        blocks = (load.targets(self.config, load.received) for load in short if load.request not in named)
+        return Transfers(
+            finished=frozenset(load.request for load in arrived),
+            failed=frozenset(named),
+            invalid=frozenset(itertools.chain.from_iterable(blocks)),
+        )
 
 
 def make_connector_class(store: Store) -> type:

@@ -20,7 +20,7 @@ _PER_REQUEST = (
     "_producer_partial_tail_reqs",
     "_partial_hit_reqs",
 )
-"""Where the managers of some release keep something per request (0.26 … 0.33)."""
+"""Where the managers of some release keep something per request (0.20 … 0.33)."""
 
 
 class CoreView:
@@ -103,7 +103,7 @@ class CoreView:
         if block not in self._extra:
             if held.block_hash is None:
                 return ()
-            key = self._decoded(held.block_hash, held.block_hash_num_tokens)
+            key = self._decoded(held.block_hash, getattr(held, "block_hash_num_tokens", None))  # noted from 0.24
             return () if key is None else (key,)
         noted = held.block_hash_num_tokens
         decoded = (self._decoded(raw, None if i else noted) for i, raw in enumerate(self._raw_keys(block)))
@@ -111,7 +111,8 @@ class CoreView:
 
     @property
     def _extra(self) -> Mapping[int, Collection[bytes]]:
-        extra: Mapping[int, Collection[bytes]] = self.pool.cached_block_hashes_by_block
+        """Keys of a block besides its own: one block, one key up to 0.23."""
+        extra: Mapping[int, Collection[bytes]] = getattr(self.pool, "cached_block_hashes_by_block", {})
         return extra
 
     def lookup_map(self) -> Mapping[tuple[int, State], Collection[int]]:
@@ -165,6 +166,9 @@ class CoreView:
             for where in _PER_REQUEST
             for name in getattr(manager, where, ())
         ]
+        # Their consumer empties the list in every step, where there is one: up to 0.25 it is filled without.
+        waiting = [len(getattr(manager, "new_block_ids", ())) for manager in self.managers]
+        left += [f"blocks to be zeroed of group {group}: {count}" for group, count in enumerate(waiting) if count]
         left += [f"connector pin: {name}" for name in getattr(self.manager, "_partial_tail_pins", ())]
         for group, manager in enumerate(self.managers):
             left += [f"pending copy of group {group}" for _ in getattr(manager, "_pending_cow_copies", ())]

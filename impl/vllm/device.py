@@ -4,7 +4,7 @@ It is driven by the scheduler's output alone, as a worker is. Its block tables a
 that the output carries; the manager's own tables are never read, because faults live in the difference.
 
 Mirrored is the align mode of the V2 model runner (``worker/gpu/model_states/mamba_hybrid.py``), whose arithmetic is the
-same from 0.26 to 0.33. The V1 runner (the default for hybrid models up to 0.28) differs in one way that matters: it
+same from 0.22 to 0.33; before, and for hybrid models up to 0.28 by default, the V1 runner does the same, but
 forgets how many drafts were accepted when a request sits out a step. Synchronous external loads are taken to arrive
 before the states move, which is what the scheduler counts on; both runners start them after it. Decode rows without
 drafts are taken to read the accepted column, which the kernels do from 0.32. Order within a step: zeroing, block copies
@@ -52,13 +52,39 @@ class WorkerRequest:
 
 @dataclass(frozen=True)
 class Load:
-    """An external load: ``request``'s tokens ``[start, end)`` arrive in ``tables`` (one table per group)."""
+    """An external load: ``request``'s tokens ``[start, end)`` arrive in ``tables`` (one table per group).
+
+    Of them the last ``lost`` never come, and a recurrent state comes with the last token or not at all.
+    """
 
     request: str
     start: int
     end: int
     tables: tuple[tuple[int, ...], ...]
     states: Sequence[State]
+    lost: int = 0
+
+    @property
+    def received(self) -> int:
+        return self.end - self.lost
+
+    def partly(self, config: Config) -> list[int]:
+        """The attention blocks that it fills in part only, because it ends in their midst."""
+        blocks: list[int] = []
+        for spec, table in zip(config.groups, self.tables, strict=True):
+            if spec.kind != "mamba" and self.end % spec.block_size:
+                blocks += table[self.end // spec.block_size : self.end // spec.block_size + 1]
+        return [block for block in blocks if block != NULL]
+
+    def targets(self, config: Config, start: int | None = None) -> list[int]:
+        """The blocks that it writes to, or (from the position ``start`` on) would have written to."""
+        first = self.start if start is None else start
+        blocks: list[int] = []
+        for spec, table in zip(config.groups, self.tables, strict=True):
+            size = spec.block_size
+            slots = range(first // size, -(-self.end // size))
+            blocks += table[slots.stop - 1 : slots.stop] if spec.kind == "mamba" else table[slots.start : slots.stop]
+        return [block for block in blocks if block != NULL]
 
 
 @dataclass
@@ -82,13 +108,18 @@ class _Row:
     draft_states: list[State]
     column: int = -1
     sampled: Sampled | None = None
+    spoiled: bool = False
+    """Whether it starts from tokens that a load of this very step failed to bring: what it computes is worth nothing,
+    and whoever was told of the failure throws it away."""
 
     @property
     def known_end(self) -> int:
         return self.start + self.tokens - len(self.drafts)
 
-    def state(self, position: int) -> State:
-        """The prefix after ``position`` tokens, drafts included."""
+    def state(self, position: int) -> State | None:
+        """The prefix after ``position`` tokens, drafts included, as far as the row can make it."""
+        if self.spoiled:
+            return None
         over = position - self.known_end
         return self.states[position] if over <= 0 else self.draft_states[over - 1]
 
@@ -115,6 +146,10 @@ class Device:
         self.attention: dict[int, list[State | None]] = {}
         self.mamba: dict[int, MambaContent] = {}
         self.workers: dict[str, WorkerRequest] = {}
+        self.propose: Callable[[Sequence[State], int], list[int]] | None = None
+        """Where steps overlap, the worker does not hear back what was sampled and drafted: it has that itself. This
+        drafts so many tokens after a prefix.
+        """
         self.dirty: set[int] = set()
         self._mamba_groups = [i for i, g in enumerate(config.groups) if g.kind == "mamba"]
         self._attention_groups = [i for i, g in enumerate(config.groups) if g.kind != "mamba"]
@@ -130,6 +165,7 @@ class Device:
         owners: Callable[[int, str], set[str]],
         foreign_keys: Callable[[int], Sequence[State]],
         only: Collection[str] | None = None,
+        before_forward: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Sampled], list[Forward]]:
         """Run one scheduler output. Returns what was sampled and what was read and written, per request.
 
@@ -139,22 +175,29 @@ class Device:
 
         ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block, writer)`` and
         ``foreign_keys(block)`` let the writes be judged: whose tables hold the block, and which of its keys its content
-        no longer matches.
+        no longer matches. ``before_forward`` is called when copies and states have been moved.
         """
         self._forget(output)
         for block in output.new_block_ids_to_zero or ():
             if block in self.attention:
                 self.attention[block] = [None] * len(self.attention[block])
             self.dirty.add(block)
-        self._copy(output.kv_cache_block_copies or ())
+        self._copy(getattr(output, "kv_cache_block_copies", None) or ())
         rows = self._rows(output, states_of, only)
         for load in loads:
             self.load(load)
+        lost = {load.request for load in loads if load.lost}
         for row in rows:
+            row.spoiled = row.worker.name in lost
             self._move_state(row)
+        if before_forward is not None:
+            before_forward()
         for row in rows:
             self._write_attention(row)
-        reads = {row.worker.name: tuple(self._reads(row, only is None or row.worker.fresh)) for row in rows}
+        reads = {
+            row.worker.name: () if row.spoiled else tuple(self._reads(row, only is None or row.worker.fresh))
+            for row in rows
+        }
         written: dict[str, list[tuple[int, int, int, State | None]]] = {row.worker.name: [] for row in rows}
         for row in rows:
             written[row.worker.name] += self._write_mamba(row)
@@ -197,13 +240,13 @@ class Device:
             table, size = load.tables[group], spec.block_size
             if spec.kind == "mamba":
                 slot = (load.end - 1) // size
-                if slot < len(table) and table[slot] != NULL:
+                if not load.lost and slot < len(table) and table[slot] != NULL:
                     self._set_mamba(table[slot], load.states[load.end], (load.states[load.end],))
                 continue
-            for slot in range(load.start // size, -(-load.end // size)):
+            for slot in range(load.start // size, -(-load.received // size)):
                 if slot >= len(table) or table[slot] == NULL:
                     continue
-                first, last = max(load.start, slot * size), min(load.end, (slot + 1) * size)
+                first, last = max(load.start, slot * size), min(load.received, (slot + 1) * size)
                 content = self._attention(table[slot], size)
                 content[first - slot * size : last - slot * size] = load.states[first + 1 : last + 1]
 
@@ -229,12 +272,13 @@ class Device:
         places = enumerate(cached.req_ids)
         for i, name in places if only is None else [place for place in places if place[1] in only]:
             worker, fresh = self.workers[name], cached.new_block_ids[i]
-            worker.computed = cached.num_computed_tokens[i]
+            worker.computed = cached.num_computed_tokens[i] if self.propose is None else worker.done
             if name in cached.resumed_req_ids:
                 worker.tables = [list(ids) for ids in fresh]
                 worker.state_column, worker.accepted = None, 1
                 worker.prefill = len(states_of(name)) - 1
-                worker.done, worker.fresh = worker.computed, True
+                worker.computed = worker.done = cached.num_computed_tokens[i]
+                worker.fresh = True
             elif fresh is not None:
                 for table, ids in zip(worker.tables, fresh, strict=True):
                     table.extend(ids)
@@ -246,6 +290,8 @@ class Device:
             drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
             states = states_of(name)
             worker = self.workers[name]
+            if drafts and self.propose is not None and not worker.fresh:
+                drafts = self.propose(states, len(drafts))
             row = _Row(worker, worker.computed, tokens, drafts, states, [])
             state = states[row.known_end]
             for token in drafts:
@@ -286,7 +332,7 @@ class Device:
                 content = self._attention(table[slot], size)
                 content[first - slot * size : last - slot * size] = (
                     row.states[first + 1 : last + 1]
-                    if last <= row.known_end
+                    if last <= row.known_end and not row.spoiled
                     else [row.state(p + 1) for p in range(first, last)]
                 )
 
@@ -360,7 +406,7 @@ class Device:
     def _attention_read(self, row: _Row, group: int) -> Read:
         spec, table = self.config.groups[group], row.worker.tables[group]
         size, end = spec.block_size, row.start
-        first = max(0, row.start - spec.window + 1) if spec.kind == "window" else 0
+        first = spec.first_read(row.start)
         for slot in range(first // size, -(-end // size)):
             block = table[slot] if slot < len(table) else -1
             low, high = max(first, slot * size), min(end, (slot + 1) * size)

@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvproof.impl.vllm.cacheevents import CacheEvents
 from kvproof.impl.vllm.cacheview import CacheView, RequestLog
 from kvproof.impl.vllm.configuration import draft_token_ids, make_request, make_scheduler, model_output
-from kvproof.impl.vllm.connector import Store, make_connector_class
-from kvproof.impl.vllm.device import CheckpointRule, Device, Sampled
+from kvproof.impl.vllm.connector import Flight
+from kvproof.impl.vllm.counted import counted
+from kvproof.impl.vllm.device import CheckpointRule, Device, Load, Sampled
 from kvproof.impl.vllm.drift import load
 from kvproof.impl.vllm.frames import innermost
+from kvproof.impl.vllm.images import features, give_encoder, placed
+from kvproof.impl.vllm.loads import make_store, transfers
+from kvproof.impl.vllm.offload import Offload, connector_class
+from kvproof.impl.vllm.offloads_watch import HandOver
+from kvproof.impl.vllm.progress import STALL_AFTER, Progress, waiting_queues, watch_preemptions
 from kvproof.impl.vllm.requests import key_lookahead
+from kvproof.impl.vllm.startup import LoneRequest
 from kvproof.impl.vllm.watch import Watch
 from kvproof.spec.config import Config
-from kvproof.spec.events import Crash, Drained, Event, Observation, Stall, StepEnd
-from kvproof.spec.rules.blocks import peak_blocks
+from kvproof.spec.events import Allocate, Crash, Drained, Event, Forward, Loaded, Observation, StepEnd, Zeroing
 from kvproof.spec.scenario import Action
 from kvproof.spec.subject import Observer
-from kvproof.spec.tracer import State, advance, encode_key
+from kvproof.spec.tracer import State, advance, encode_key, states_of
 
 EOS = 7
-STALL_AFTER = 3
-"""Steps in a row in which nothing runs before a stall is called. Loads in flight are waited for."""
-
 DRAIN_STEPS = 400
 
 
@@ -38,25 +43,51 @@ def next_token(state: State) -> int:
     return 1_000_000_000 + (state >> 22) % 65_521
 
 
+@dataclass
+class Batch:
+    """A step that was scheduled and has not run: whose blocks were whose then, and the loads that go before it."""
+
+    output: Any
+    accept: tuple[int, ...]
+    owners: dict[int, set[str]]
+    synchronous: list[Load]
+    flights: list[Flight] = field(default_factory=list)
+    admissions: dict[str, int] = field(default_factory=dict)
+    offered: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Where steps overlap: the asynchronous loads that go with it, how often its requests had been admitted, and what
+    it hands over to the connector."""
+
+
 class Driver:
     """One real scheduler and its device oracle. Implements :class:`kvproof.spec.subject.Driven`."""
 
     def __init__(self, config: Config, observer: Observer | None, checkpoint_rule: CheckpointRule | None) -> None:
         self.config = config
         self.observer = observer
-        self.store = Store(config)
-        connector = make_connector_class(self.store) if config.connector != "none" else None
+        self.store = make_store(config)
+        connector = connector_class(config, self.store)
         self.scheduler = make_scheduler(config, connector)
+        give_encoder(self.scheduler, config)
         self.device = Device(config, checkpoint_rule)
         self._view = CacheView(config, self.scheduler, self.device)
         self.lookahead = key_lookahead(self.scheduler)
         self.watch = Watch(config, self.scheduler, self._view, self.store, self._emit)
+        self.offload: Offload | None = None
+        if config.connector == "offload":
+            self.offload = Offload(config, self.scheduler, self.device, self.store, self._view.states_of, self._emit)
+        self.hand_over = HandOver(self.scheduler, self._view.sequences, self._emit) if connector is not None else None
+        self.events = CacheEvents(self.scheduler, self._view) if config.cache_events else None
+        self.lone = LoneRequest(config)
         self.steps = 0
         self.dead = False
         self._raised: BaseException | None = None
         self._finishing: set[str] = set()
-        self._idle_steps = 0
+        self.progress = Progress(config, self.scheduler, self._view)
+        self._view.loads = self._arriving
+        self._preempt = watch_preemptions(self.scheduler, self._view, self._emit)
         self._requests: dict[str, Any] = {}
+        self._starts: dict[str, list[int]] = {}
+        """Where images begin in each request's prompt."""
 
     @property
     def view(self) -> CacheView:
@@ -65,6 +96,8 @@ class Driver:
     # -- observations -------------------------------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
+        if isinstance(event, Allocate) and not event.granted:
+            self.progress.refused()
         if self.observer is None or self._raised is not None:
             return
         self._view.refresh()
@@ -93,7 +126,7 @@ class Driver:
         states, unit, ahead = self._log(request).states, self.config.hash_unit, self.lookahead
         keys = []
         end = (len(request.block_hashes) + 1) * unit
-        while end + ahead < len(states):
+        while end + ahead <= request.num_tokens:
             keys.append(encode_key(states[end], states[end + ahead] if ahead else State(0)))
             end += unit
         return keys
@@ -110,13 +143,25 @@ class Driver:
         if not tokens:
             return False
         log = self._view.sequences[action.request] = RequestLog(action.request, len(tokens))
-        self.store.depth[action.request] = action.external
+        self.store.holds(action.request, len(tokens), action.external, action.missing)
         self.store.states[action.request] = log.states
         outputs = max(1, min(action.max_tokens, self.config.max_model_len - len(tokens)))
-        request = make_request(action.request, tokens, outputs, self._hash, EOS)
+        request = make_request(
+            action.request, tokens, outputs, self._hash, EOS, action.priority, self._images(action, tokens, len(shared))
+        )
+        request.arrival_time = float(len(self._requests))
         self._requests[action.request] = request
         self.scheduler.add_request(request)
         return True
+
+    def _images(self, action: Action, tokens: Sequence[int], shared: int) -> list[Any]:
+        """The request's images: where its base had them in the tokens that they share, and where it has its own."""
+        if not self.config.image_tokens:
+            return []
+        before = self._starts.get(action.base, ())
+        starts = placed(self.config, action.images, before, shared, len(tokens))
+        self._starts[action.request] = starts
+        return features(self.config, starts, states_of(tokens))
 
     def live(self) -> tuple[str, ...]:
         return tuple(self.scheduler.requests) if not self.dead else ()
@@ -142,7 +187,7 @@ class Driver:
                 return self._submit(action)
             case "step":
                 for _ in range(action.times):
-                    if not self.scheduler.has_requests():
+                    if self._at_rest:
                         break
                     self._step(action.accept)
                 return True
@@ -164,7 +209,9 @@ class Driver:
                     return False
                 self.scheduler.running.remove(request)
                 self.scheduler.prev_step_scheduled_req_ids.discard(action.request)
-                self.scheduler._preempt_request(request, time.monotonic())
+                self.lone.interfered()
+                self._preempt(request, time.monotonic())
+                self.progress.interfered()
                 return True
             case "evict":
                 pool = self._view.pool
@@ -175,14 +222,29 @@ class Driver:
 
     def _step(self, accept: Sequence[int]) -> None:
         self.steps += 1
+        batch = self._launch(accept)
+        if batch is not None:
+            self._complete(batch)
+
+    @property
+    def _at_rest(self) -> bool:
+        """Whether a step would have nothing to do."""
+        return not self.scheduler.has_requests()
+
+    def _launch(self, accept: Sequence[int]) -> Batch | None:
+        """Schedule one step. ``None``: no worker could run it."""
         self._view.schedule_starts()
         output = self.scheduler.schedule()
         malformed = _malformed(output)
         if malformed:
             self.dead = True
             self._emit(Crash("vllm.v1.core.sched.scheduler:schedule", f"MalformedOutput: {malformed}", ""))
-            return
-        owners = self._view.owners()
+            return None
+        return Batch(output, tuple(accept), self._view.owners(), self.store.due_now())
+
+    def _complete(self, batch: Batch) -> None:
+        """Run a scheduled step on the device, and tell the scheduler."""
+        output, accept, owners, synchronous = batch.output, batch.accept, batch.owners, batch.synchronous
         order = list(output.num_scheduled_tokens)
 
         def sampler(name: str, end: int, drafts: list[int], samples: bool) -> Sampled:
@@ -202,30 +264,43 @@ class Driver:
             rejected = accepted < len(drafts)
             return Sampled([*tokens, next_token(state) + (1 if rejected else 0)], accepted)
 
+        if output.new_block_ids_to_zero:
+            self._emit(Zeroing(tuple(output.new_block_ids_to_zero)))
+            self._view.unwiped.difference_update(output.new_block_ids_to_zero)
+        if self.offload is not None:
+            self.offload.begins(output)
         sampled, forwards = self.device.execute(
             output,
             lambda name: self._view.sequences[name].states,
             sampler,
-            self.store.due_now(),
+            synchronous,
             lambda block, writer: self._view.sharers(block, writer, owners),
-            self._view.broken_keys,
+            self._spoils,
+            before_forward=None if self.offload is None else self.offload.runner(output),
         )
         arrived = self.store.arrived()
-        for load_ in arrived:
-            self.device.load(load_)
-        transfers = None
-        if arrived:
-            transfers = load("vllm.v1.outputs").KVConnectorOutput(finished_recving={a.request for a in arrived})
+        self._land(arrived)
+        told = transfers(self.store.report(synchronous, arrived))
+        if self.offload is not None:
+            told = self.offload.after(output)
         tokens = {name: answer.tokens for name, answer in sampled.items() if answer.tokens}
+        self._sampled(batch, tokens)
+        self._owe(synchronous, forwards)
         self._view.device_has_run()
         for forward in forwards:
             self._emit(forward)
-        self.scheduler.update_from_output(output, model_output(output, tokens, transfers))
+        outputs = self.scheduler.update_from_output(output, model_output(output, tokens, told))
+        self._judge_loads((*synchronous, *arrived), forwards)
         self._draft(output, tokens)
         for name in order:
             self._log(self._requests[name])
         self._finishing &= set(self.scheduler.requests)
+        self._view.settle()
         self._view.step_has_run()
+        for counts in counted(outputs, self._requests):
+            self._emit(counts)
+        for announced in self.events.step_over() if self.events is not None else ():
+            self._emit(announced)
         self._emit(
             StepEnd(
                 index=self.steps,
@@ -234,7 +309,61 @@ class Driver:
                 waiting=tuple(self._waiting()),
             )
         )
-        self._watch_progress(bool(order) or bool(arrived))
+        if self.hand_over is not None:
+            self.hand_over.step_over()
+        loading = bool(self.store.flying) or (self.offload is not None and self.offload.busy)
+        for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived)):
+            self._emit(found)
+        self._watch_alone()
+
+    def _spoils(self, block: int) -> Sequence[State]:
+        """The keys of ``block`` that what was just written to it breaks."""
+        return self._view.broken_keys(block)
+
+    def _land(self, arrived: Sequence[Load]) -> None:
+        """Asynchronous loads are over: what they bring is there."""
+        for load_ in arrived:
+            self.device.load(load_)
+
+    def _sampled(self, batch: Batch, tokens: dict[str, list[int]]) -> None:
+        """The device has run a step, and sampled these tokens."""
+
+    def _arriving(self) -> dict[str, list[int]]:
+        """The blocks that loads in flight write to, by request."""
+        return self.store.targets() if self.offload is None else self.offload.arriving()
+
+    def _owe(self, loads: Sequence[Load], forwards: Sequence[Forward]) -> None:
+        """A synchronous load failed, and what was computed on top of it is void: its blocks are due once more."""
+        for load_ in loads:
+            if load_.lost:
+                written = {write.block for f in forwards if f.request == load_.request for write in f.writes}
+                self._view.owed[load_.request] = written.union(load_.targets(self.config, load_.received))
+
+    def _judge_loads(self, loads: Sequence[Load], forwards: Sequence[Forward]) -> None:
+        """Loads are over, and the scheduler has heard of it. What ran on top of one counts apart."""
+        starts = {forward.request: forward.start for forward in forwards}
+        for load_ in loads:
+            request = self.scheduler.requests.get(load_.request)
+            if request is None or request.is_finished():
+                continue
+            computed = int(request.num_computed_tokens)
+            counted_now = min(computed, starts.get(load_.request, computed))
+            # A synchronous load has its blocks wiped as any step has; what another engine prefilled comes in blocks.
+            inside = self.config.offers == "unit" and load_.request not in starts
+            partly = load_.partly(self.config) if inside else []
+            wiped = getattr(self.scheduler, "needs_kv_cache_zeroing", False)
+            unwiped = [block for block in partly if wiped and block in self._view.unwiped]
+            self._emit(
+                Loaded(
+                    request=load_.request,
+                    start=load_.start,
+                    claimed=load_.end,
+                    received=load_.received,
+                    counted=counted_now,
+                    partly=tuple(partly) if wiped else (),
+                    unwiped=tuple(unwiped),
+                )
+            )
 
     def _draft(self, output: Any, tokens: dict[str, list[int]]) -> None:
         if not self.config.speculative or getattr(output, "skip_drafts", False):
@@ -256,33 +385,23 @@ class Driver:
     # -- progress -----------------------------------------------------------------------------------------------------
 
     def _waiting(self) -> list[str]:
-        queues = [getattr(self.scheduler, n, ()) for n in ("kv_holding_waiting", "skipped_waiting", "waiting")]
-        return [request.request_id for queue in queues for request in queue]
+        return [request.request_id for queue in waiting_queues(self.scheduler) for request in queue]
 
-    def _watch_progress(self, progress: bool) -> None:
-        if progress or not self.scheduler.requests or self.store.flying:
-            self._idle_steps = 0
+    def _watch_alone(self) -> None:
+        said = self.lone.after(self.scheduler.requests, self.progress.idle >= STALL_AFTER)
+        if said is None:
             return
-        self._idle_steps += 1
-        if self._idle_steps != STALL_AFTER:
+        if not said.finished and self._others(said.request):
+            self.lone.interfered()
             return
-        waiting, running = self._waiting(), self.scheduler.running
-        name = running[0].request_id if running else waiting[0] if waiting else ""
-        if not name:
-            return
-        request = self.scheduler.requests[name]
-        total = min(request.num_prompt_tokens + request.max_tokens, self.config.max_model_len) + self.config.speculative
-        others = {holder.owner for holder in self._view.holders() if not holder.owner.startswith(f"table {name}/")}
-        self._emit(
-            Stall(
-                request=name,
-                schedules=self._idle_steps,
-                peak=peak_blocks(self.config, total),
-                pool=self._view.num_blocks - 1,
-                blocked=bool(others) and not running,
-                why="running" if running else "waiting",
-            )
-        )
+        self._emit(replace(said, partial=self.watch.partial_hit(said.request)))
+
+    def _others(self, name: str) -> bool:
+        """Whether anybody but this request holds blocks."""
+        return any(not holder.owner.startswith(f"table {name}/") for holder in self._view.holders())
+
+    def _hopeless(self) -> bool:
+        return self.progress.stuck or self.lone.stuck
 
     def drain(self) -> None:
         """Finish what can finish, abort what can't, let the engine take its last step, and judge what is left."""
@@ -290,15 +409,17 @@ class Driver:
             return
         try:
             steps, before = 0, -1
-            while self.scheduler.requests and steps < DRAIN_STEPS and self._idle_steps <= STALL_AFTER:
+            while self.scheduler.requests and steps < DRAIN_STEPS and not self._hopeless():
                 self._step(())
                 steps += 1
             for name in list(self.scheduler.requests):
                 self._apply(Action("abort", name))
-            while self.scheduler.has_requests() and before != self.steps and steps < DRAIN_STEPS + 8:
+            while not self._at_rest and before != self.steps and steps < DRAIN_STEPS + 8:
                 self._step(())
                 steps += 1
             self._view.step_has_run()
+            for announced in self.events.in_the_end() if self.events is not None else ():
+                self._emit(announced)
             self._emit(Drained())
         except Exception as error:
             if self._raised is not None:

@@ -16,13 +16,22 @@ def key_lookahead(scheduler: Any) -> int:
     return int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
 
 
-def make_request(name: str, tokens: Sequence[int], max_tokens: int, hasher: Hasher, eos: int | None = None) -> Any:
+def make_request(
+    name: str,
+    tokens: Sequence[int],
+    max_tokens: int,
+    hasher: Hasher,
+    eos: int | None = None,
+    priority: int = 0,
+    images: Sequence[Any] = (),
+) -> Any:
     """A real ``Request``: prompt ``tokens``, at most ``max_tokens`` of output, ended early by the token ``eos``.
 
-    Generation has no other stop condition. ``hasher`` is called with the request whenever it has new tokens and
-    returns the 32-byte keys of the boundaries after ``len(request.block_hashes)`` that have become computable: one per
-    hash unit, due once :func:`key_lookahead` more tokens exist, which the key must cover as well. The release appends
-    the group id.
+    Generation has no other stop condition. ``priority`` matters under that policy alone, ``images``
+    are the release's features of what is no text in the prompt. ``hasher`` is called with the
+    request whenever it has new tokens and returns the 32-byte keys of the boundaries after
+    ``len(request.block_hashes)`` that have become computable: one per hash unit, due once :func:`key_lookahead` more
+    tokens exist, which the key must cover as well. The release appends the group id.
     """
     sampling = load("vllm.sampling_params")
     params = sampling.SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=None)
@@ -35,6 +44,8 @@ def make_request(name: str, tokens: Sequence[int], max_tokens: int, hasher: Hash
         pooling_params=None,
         arrival_time=0.0,
         block_hasher=hasher,
+        priority=priority,
+        mm_features=list(images) or None,
     )
 
 

@@ -12,6 +12,8 @@ from kvproof.impl.vllm.configuration import default_retention, legal, release
 from kvproof.impl.vllm.device import CheckpointRule
 from kvproof.impl.vllm.drift import load
 from kvproof.impl.vllm.driver import Driver
+from kvproof.impl.vllm.overlapped import OverlappedDriver
+from kvproof.impl.vllm.startup import smallest_promising
 from kvproof.spec.config import Config, ConfigError
 from kvproof.spec.subject import Observer
 
@@ -21,6 +23,17 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+
+OFFLOAD_SINCE = (0, 26)
+"""The first release whose offloading connector is driven: it translates its configuration in a place of its own."""
+
+EVENTS_SINCE = (0, 24)
+"""The first release whose cache events are followed: until then a key of several units was all their hashes."""
+
+_OF_CUTS = ("HIT.only-recurrent-short", "HIT.pure-view")
+_OF_OFFLOADING = ("EXT.offload-content", "EXT.offload-offers", "EXT.offload-serves")
+_OF_EVENTS = ("EVENT.replays", "EVENT.stored-well-formed", "EVENT.removed-is-gone")
 
 
 class VllmSubject:
@@ -44,28 +57,43 @@ class VllmSubject:
         load("vllm.v1.core.sched.scheduler")
 
     def families(self) -> frozenset[str]:
-        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "FLOW"})
+        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "EXT", "EVENT", "FLOW", "REUSE"})
 
     def lacking(self) -> Mapping[str, str]:
-        """What is asked of a cut lookup result says nothing where the release's manager has no such cut."""
-        if self.release.lookup_for_connector:
-            return {}
-        return dict.fromkeys(("HIT.only-recurrent-short", "HIT.pure-view"), "this release does not truncate hits")
+        """What is asked of a cut lookup result says nothing where the release's manager has no such cut, and so on."""
+        lacks: dict[str, str] = {}
+        if not self.release.lookup_for_connector:
+            lacks |= dict.fromkeys(_OF_CUTS, "this release does not truncate hits")
+        if self.release.version < OFFLOAD_SINCE:
+            lacks |= dict.fromkeys(_OF_OFFLOADING, "this release's offloading is not driven")
+        if self.release.version < EVENTS_SINCE:
+            lacks |= dict.fromkeys(_OF_EVENTS, "this release's cache events are not followed")
+        return lacks
 
     def default_retention(self, eagle: bool) -> int | None:
         """The retention interval that this release's engine arguments resolve to when none is given."""
         return default_retention(eagle)
 
+    def startup_limit(self, config: Config) -> int:
+        """The smallest pool with which this release agrees to start. Raises :class:`ConfigError` as :meth:`start`."""
+        reason = legal(config)
+        if reason is not None:
+            raise ConfigError(reason)
+        return smallest_promising(config)
+
     def start(self, config: Config, observer: Observer | None) -> Driver:
         config.check()
         if config.checkpoint_blocks and self.release.version < (0, 30):
             raise ConfigError(f"vLLM {self.release.name} exports checkpoints in one model only: not driven before 0.30")
-        if config.async_scheduling:
-            raise ConfigError("asynchronous scheduling is not driven yet: set async_scheduling to false")
+        if config.connector == "offload" and self.release.version < OFFLOAD_SINCE:
+            raise ConfigError(f"vLLM {self.release.name}: its offloading connector is driven from 0.26 on")
+        if config.cache_events and self.release.version < EVENTS_SINCE:
+            raise ConfigError(f"vLLM {self.release.name}: its cache events are followed from 0.24 on")
         reason = legal(config)
         if reason is not None:
             raise ConfigError(reason)
-        return Driver(config, observer, checkpoint_rule(config, config.eagle) if config.checkpoint_blocks else None)
+        made = OverlappedDriver if config.async_scheduling else Driver
+        return made(config, observer, checkpoint_rule(config, config.eagle) if config.checkpoint_blocks else None)
 
 
 def checkpoint_rule(config: Config, eagle: bool) -> CheckpointRule:

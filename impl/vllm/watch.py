@@ -13,6 +13,7 @@ from typing import Any
 
 from kvproof.impl.vllm.cacheview import CacheView
 from kvproof.impl.vllm.connector import Store
+from kvproof.impl.vllm.drift import release
 from kvproof.spec.config import Config
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
 from kvproof.spec.view import NULL
@@ -42,17 +43,21 @@ class Watch:
         self._taken: list[int] = []
         self._touched: list[int] = []
         self._lookup: dict[str, Lookup] = {}
+        self._at_gate = False
+        self._passed_gate: tuple[str, list[Estimate]] = ("", [])
         self._install()
 
     def _install(self) -> None:
         self._wrap(self.manager, "get_computed_blocks", self._get_computed_blocks)
         self._wrap(self.manager, "get_computed_blocks_for_connector", self._get_computed_blocks_for_connector)
         self._wrap(self.manager, "truncate_computed_blocks", self._truncate)
+        self._wrap(self.manager, "can_fit_full_sequence", self._gate)  # 0.20; then a part of the next
         self._wrap(self.manager, "allocate_slots", self._allocate_slots)
         self._wrap(self.coordinator, "get_num_blocks_to_allocate", self._estimate)
         self._wrap(self.scheduler, "_mamba_block_aligned_split", self._split)
         for group, manager in enumerate(self.coordinator.single_type_managers):
             self._wrap(manager, "get_num_blocks_to_allocate", self._group_estimate, group, manager)
+            self._wrap(manager, "allocate_new_computed_blocks", self._adopt, group, manager)  # up to 0.23; then two
             self._wrap(manager, "add_local_computed_blocks", self._count, self._touched, group)
             self._wrap(manager, "allocate_external_computed_blocks", self._count, self._taken, group)
             self._wrap(manager, "allocate_new_blocks", self._count, self._taken, group)
@@ -117,14 +122,23 @@ class Watch:
                 )
             )
 
+    def partial_hit(self, name: str) -> bool:
+        """Whether the request's last lookup ended inside a block."""
+        last = self._lookup.get(name)
+        return last is not None and any(last.tokens % group.block_size for group in self.config.groups)
+
     # -- chunks -------------------------------------------------------------------------------------------------------
 
-    def _split(self, original: Any, request: Any, offered: int, local: int = 0, external: int = 0) -> int:
-        granted = int(original(request, offered, local, external))
-        self._chunk(request, request.num_computed_tokens + local + external, offered, granted)
+    def _split(
+        self, original: Any, request: Any, offered: int, local: int = 0, external: int = 0, uncached: int = 0
+    ) -> int:
+        """``uncached``: how far the junction is (0.24 and 0.25; then the request says where)."""
+        granted = int(original(request, offered, local, external, *((uncached,) if uncached else ())))
+        start = request.num_computed_tokens + local + external
+        self._chunk(request, start, offered, granted, start + uncached)
         return granted
 
-    def _chunk(self, request: Any, start: int, offered: int, granted: int) -> None:
+    def _chunk(self, request: Any, start: int, offered: int, granted: int, junction: int = 0) -> None:
         """A chunk of ``granted`` tokens was cut for ``request`` from ``start`` on."""
         prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
         if start < prefill_end:
@@ -137,18 +151,18 @@ class Watch:
                     granted=granted,
                     prefill_end=prefill_end,
                     limit=min(self.config.step_tokens, threshold) if threshold else self.config.step_tokens,
-                    stops=self._stops(request, start),
+                    stops=self._stops(request, start, junction),
                 )
             )
 
-    def _stops(self, request: Any, start: int) -> tuple[int, ...]:
+    def _stops(self, request: Any, start: int, junction: int) -> tuple[int, ...]:
         """Declared stops other than block boundaries: the partial tail (EAGLE: one unit lower) and the junction."""
         stops = set()
-        if self.config.partial_hits:
+        if self.config.partial_hits and release().partial_hits:
             unit = self.config.hash_unit
             for last in (request.num_prompt_tokens, request.num_prompt_tokens - 1):
                 stops |= {last // unit * unit, last // unit * unit - unit}
-        junction = request.shared_prefix_boundary
+        junction = max(junction, getattr(request, "shared_prefix_boundary", 0))
         if junction > start:
             block = self.config.mamba_block
             stops |= {junction, start + (junction - start) // block * block}
@@ -158,8 +172,9 @@ class Watch:
 
     def _group_estimate(self, original: Any, group: int, manager: Any, *args: Any, **kwargs: Any) -> int:
         total = int(original(*args, **kwargs))
-        request, _, hits, computed, local = args[:5]
-        dry = bool(kwargs.get("apply_admission_cap", False))
+        request, _, hits, computed = args[:4]
+        local = args[4] if release().local_in_estimate else 0
+        dry = self._is_dry(kwargs)
         recurrent = self.config.groups[group].kind == "mamba"
         held = len(manager.req_to_blocks.get(request, ()))
         due = any(request in getattr(manager, where, ()) for where in _RECORDED_BY_ESTIMATES)
@@ -179,9 +194,12 @@ class Watch:
         )
         return total
 
+    def _is_dry(self, kwargs: dict[str, Any]) -> bool:
+        return self._at_gate or bool(kwargs.get("apply_admission_cap", False))
+
     def _ask(self, original: Any, kwargs: dict[str, Any]) -> tuple[int, Estimate]:
         self._groups = []
-        dry = bool(kwargs.get("apply_admission_cap", False))
+        dry = self._is_dry(kwargs)
         before = self._fingerprint() if dry else {}
         total = original(**kwargs)
         changed: tuple[str, ...] = ()
@@ -203,7 +221,7 @@ class Watch:
         return total, event
 
     def _estimate(self, original: Any, **kwargs: Any) -> int:
-        if not kwargs.get("apply_admission_cap", False):
+        if release().admission_cap and not self._is_dry(kwargs):
             with self._undisturbed():
                 self._ask(original, {**kwargs, "apply_admission_cap": True})
         total, _ = self._ask(original, kwargs)
@@ -231,8 +249,8 @@ class Watch:
             "keys": len(self.view.pool.cached_block_hash_to_block),
             "tables": [sum(map(len, m.req_to_blocks.values())) for m in managers],
             "recorded checkpoints": [dict(getattr(m, n, ())) for m in managers for n in _RECORDED_BY_ESTIMATES],
-            "partial hits": [len(m._partial_hit_reqs) for m in managers],
-            "pending copies": [len(m._pending_cow_copies) for m in managers],
+            "partial hits": [len(getattr(m, "_partial_hit_reqs", ())) for m in managers],
+            "pending copies": [len(getattr(m, "_pending_cow_copies", ())) for m in managers],
             "admitted requests": [len(getattr(m, "_allocated_block_reqs", ())) for m in managers],
         }
 
@@ -243,10 +261,37 @@ class Watch:
             counter[group] += before - self.view.free_count()
         return answer
 
+    def _adopt(
+        self, original: Any, group: int, manager: Any, request: str, hits: Any, local: int, external: int
+    ) -> None:
+        """Hits are touched and blocks for external tokens are taken in one go."""
+        fresh = request not in manager.num_cached_block
+        touched = sum(b.ref_cnt == 0 and not b.is_null for b in hits[_passed(manager, local + external) :])
+        before = self.view.free_count()
+        original(request, hits, local, external)
+        if fresh and len(self._taken) == len(self.config.groups):
+            self._touched[group] += touched
+            self._taken[group] += before - self.view.free_count() - touched
+
+    def _gate(self, original: Any, request: Any, **kwargs: Any) -> bool:
+        """Whether the whole sequence fits: a question of its own, which comes before the allocation."""
+        name, before = request.request_id, self.view.free_count()
+        self._estimates, self._at_gate = [], True
+        try:
+            fits = bool(original(request, **kwargs))
+        finally:
+            self._at_gate = False
+        asked = self._estimates
+        self._passed_gate = (name, asked) if fits else ("", [])
+        if not fits:
+            self.emit(Allocate(request=name, granted=False, taken=0, free_before=before, estimates=tuple(asked)))
+        return fits
+
     def _allocate_slots(self, original: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
         name, groups = request.request_id, len(self.config.groups)
         fresh = not any(name in manager.num_cached_block for manager in self.coordinator.single_type_managers)
-        self._estimates = []
+        at_gate, self._passed_gate = self._passed_gate, ("", [])
+        self._estimates = at_gate[1] if at_gate[0] == name else []
         self._taken[:] = [0] * groups
         self._touched[:] = [0] * groups
         before = self._free_at_estimate = self.view.free_count()

@@ -22,6 +22,8 @@ Check = Literal[
     "dry-real",
     "dry-pure",
     "lookups",
+    "reuse",
+    "events",
     "references",
     "drained",
     "null",
@@ -52,6 +54,9 @@ CHECKS: dict[str, Check] = {
     "HIT.promises": "reads",
     "HIT.resume-boundary": "reads",
     "HIT.same-step": "reads",
+    "REUSE.resend": "reuse",
+    "REUSE.sibling": "reuse",
+    "EVENT.stored-well-formed": "events",
     "FLOW.no-crash": "crash",
 }
 """Which check shows a violation of an invariant. What a hit must bring is checked where it harms: when it is read."""
@@ -81,7 +86,11 @@ class Plan:
 
 def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> Plan:
     """The test that shows ``violation``. Raises :class:`ScenarioError` where no check fits it."""
+    if scenario.config.connector == "offload":
+        raise ScenarioError("offloading to host memory has no pytest form yet: use --as text")
     check = choose(violation)
+    if check == "reads" and any(group.kind == "chunked" for group in scenario.config.groups):
+        raise ScenarioError("what chunked local attention reads has no pytest form yet: use --as text")
     kinds = _kinds(scenario, violation) if check in ("keys", "reads") else set()
     shown = 0 <= action < len(scenario.actions)
     return Plan(
@@ -110,6 +119,10 @@ def _shows(check: Check, violation: Violation) -> bool:
         return "window-wrong" not in cause  # it keeps no convolution windows
     if "MalformedOutput" in cause:
         return False  # the release itself does not raise: its worker would, which is not there
+    if check == "reuse":
+        return "promised" in dict(violation.where)
+    if check == "events":
+        return cause.endswith("tokens-of-other-blocks")
     if check == "cuts":
         return cause.endswith("refused")  # any other cut goes through without a word
     return not (check == "lookups" and "deeper-than-a-group" in cause)

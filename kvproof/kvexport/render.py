@@ -26,6 +26,8 @@ WATCHES = {
     "dry-real": "allocations",
     "dry-pure": "allocations",
     "lookups": "lookups",
+    "reuse": "reuse",
+    "events": "events",
     "cuts": "cuts",
 }
 """Checks that wrap the scheduler's own methods, and the template that does it."""
@@ -108,6 +110,7 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "watch": f"watch_{watch}.py.jinja" if watch else "",
         "watch_call": f"watch_{watch}(self.scheduler, self.faults)",
         "check_template": f"check_{LOOKS[plan.check]}.py.jinja" if plan.check in LOOKS else "",
+        "reuse": dict(violation.where) if violation is not None else {},
         "crossing": violation is not None and violation.cause != "chunk-ends-off-boundary",
         "wide_block": config.mamba_block > min(config.step_tokens, config.long_prefill_threshold or config.step_tokens),
         "exact_fault": _exact_fault(violation),

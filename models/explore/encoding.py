@@ -80,6 +80,11 @@ class Encoding:
                 f"scope {scope.name} has {len(states)} prefixes and {self.blocks} blocks: "
                 f"at most {MOST} of each can be told apart in a byte"
             )
+        if not scope.dialect.moves_states:
+            raise ValueError(
+                f"scope {scope.name} speaks a dialect in which states are not moved: "
+                "what requests hold there has no bytes yet"
+            )
         self.states = states
         self.number: dict[State, int] = {state: index for index, state in enumerate(states)}
         self._prompts: dict[tuple[State, int], int] = {}

@@ -100,9 +100,15 @@ def _full_of_loads() -> Scenario:
     return Scenario(config, (new("a", 129, 4, 68), new("b", 157, 1, 156), step(11)), "a pool full of loads")
 
 
+def _long_prompt_in_windows() -> Scenario:
+    """A prompt whose window blocks would fill the pool if none were given back: it fits, since they are."""
+    config = replace(_PLAIN, groups=_ATTENTION, hash_unit=4, num_blocks=30, max_running=2)
+    return Scenario(config, (new("a", 72, 4), step(8)), "a long prompt in windows")
+
+
 def workload() -> tuple[Scenario, ...]:
     """Every scenario, the plainest first."""
-    scenarios = [_full_of_loads()]
+    scenarios = [_full_of_loads(), _long_prompt_in_windows()]
     for pool in ("roomy", "pressed", "tight"):
         for name, config in CONFIGURATIONS.items():
             peak = peak_blocks(config, 8 * config.scheduler_block)

@@ -11,6 +11,7 @@ from kvproof.invariants.monitor import InvariantBroken, RunSpoiled
 from kvproof.spec.config import Config
 from kvproof.spec.events import Event, Observation, StepEnd
 from kvproof.spec.finding import Violation
+from kvproof.spec.promises import Promises
 from kvproof.spec.scenario import Action
 from kvproof.spec.subject import Subject
 
@@ -61,9 +62,11 @@ class Run:
         self.spoiled = False
         self.error = ""
         self._tap = tap
+        self._promises = Promises(config)
         self.driven = subject.start(config, self._observe)
 
     def _observe(self, observation: Observation) -> None:
+        observation = self._promises(observation)
         event: Event = observation.event
         if type(event) is StepEnd:
             self.steps += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from hypothesis import reject
@@ -107,6 +108,8 @@ class CacheMachine(RuleBasedStateMachine):
             max_tokens=outputs,
             external=external,
             missing=self.menu.missing(dice, external),
+            priority=self.menu.priority(dice),
+            images=self.menu.images(dice, shared, length),
         )
         self.prompts[action.request] = action
         return action
@@ -185,6 +188,39 @@ class CacheMachine(RuleBasedStateMachine):
             actions.append(Action("step", times=steps))
         self._do(actions)
 
+    @precondition(lambda self: self._room() and not self._live() and self.setup.pool != "tight")
+    @rule(dice=dice(16))
+    def resend(self, dice: Dice) -> None:
+        """A prompt that was computed to its end comes again: the same, longer, or with its last tokens changed."""
+        base = dice.pick(self._base(dice), "")
+        actions = []
+        if not base:
+            first = self._submit("", 0, dice.of(self.menu.prompts), dice)
+            first = self.prompts[first.request] = replace(first, max_tokens=dice.pick(1, 2), external=0, missing=0)
+            actions.append(first)
+            base = first.request
+            actions.append(Action("step", times=2 + first.length // self.menu.chunk))
+        whole = self.prompts[base].length
+        for _ in range(dice.pick(1, 2)):
+            more, less = dice.of(self.menu.extras), min(whole - 1, dice.of(self.menu.extras))
+            shared, length = dice.pick((whole, whole), (whole, whole + more), (whole - less, whole - less + 1))
+            actions.append(self._submit(base, shared, length, dice))
+            actions.append(Action("step", times=dice.pick(1, 4)))
+        self._do(actions)
+
+    @precondition(lambda self: self._room() and self.menu.endless > 0)
+    @rule(dice=dice(16))
+    def beside(self, dice: Dice) -> None:
+        """Somebody arrives while a few others generate on and on."""
+        actions = []
+        for _ in range(dice.pick(2, 1, 3, 4)):
+            other = self._submit("", 0, dice.pick(1, self.menu.unit), dice)
+            other = self.prompts[other.request] = replace(other, max_tokens=self.menu.endless, external=0, missing=0)
+            actions.append(other)
+        actions.append(Action("step", times=2))
+        actions.append(self._submit("", 0, dice.of(self.menu.prompts), dice))
+        self._do([*actions, Action("step", times=dice.pick(60, 20))])
+
     # -- the engine runs ----------------------------------------------------------------------------------------------
 
     @precondition(_live)
@@ -231,6 +267,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(dice=dice(1))
     def evict(self, dice: Dice) -> None:
         self._do([Action("evict", times=dice.pick(0, 1, 2, 4))])
+
+    @precondition(lambda self: not self._room() and not self._live())
+    @rule()
+    def rest(self) -> None:
+        """Nobody is left, and nobody more may come. Hypothesis takes a machine that has no rule to go on with for
+        broken."""
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

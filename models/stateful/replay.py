@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.models.stateful.drive import Identity, Run, Watchers, standard_watchers
-from kvproof.spec.events import Allocate, Crash, Forward, Observation, Resume, Stall, StepEnd
+from kvproof.spec.events import Allocate, Crash, Forward, Loaded, Lone, Observation, Resume, Stall, Starved, StepEnd
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
@@ -137,6 +137,14 @@ class _Timeline:
                 self._ran.clear()
             case Stall():
                 self.say(f"stall: {event.request} is first in line and {event.schedules} steps brought nothing forward")
+            case Loaded() if event.received < event.claimed:
+                came = f"brought {event.received} of {event.claimed} tokens: {event.counted} count"
+                self.say(f"the load for {event.request} {came}")
+            case Starved():
+                self.say(f"{event.request} has been passed over in {event.steps} steps")
+            case Lone(finished=False):
+                how = f"lost its blocks {event.preempted} times" if event.preempted else "waits"
+                self.say(f"{event.request} is alone, {how} and gets no further")
             case Crash():
                 self.say(f"crash in {event.location}: {event.error}")
             case _:

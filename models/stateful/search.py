@@ -17,7 +17,8 @@ from typing import cast
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.errors import HypothesisException
+from hypothesis.errors import HypothesisException, InvalidDefinition
+from hypothesis.internal.conjecture import engine as conjecture
 from hypothesis.internal.conjecture import providers
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
@@ -26,7 +27,7 @@ from kvproof.models.stateful.drive import Identity, Run, Watchers
 from kvproof.models.stateful.machine import Broken, CacheMachine
 from kvproof.models.stateful.shrink import Reducer, Reproduces, size
 from kvproof.models.stateful.strategies import Retention, Setup
-from kvproof.spec.config import ConfigError
+from kvproof.spec.config import Config, ConfigError
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
@@ -165,8 +166,13 @@ class Search:
             phases=(Phase.generate, Phase.shrink),
         )
         # What a failure was is in self._found; what Hypothesis thinks of it (flaky, unsatisfiable) changes nothing.
-        with contextlib.suppress(Broken, _Enough, HypothesisException), with_reporter(_silent), _own_constants_only():
-            run_state_machine_as_test(cast(type[CacheMachine], machine), settings=chosen)
+        try:
+            with with_reporter(_silent), _own_constants_only(), _no_mutations():
+                run_state_machine_as_test(cast(type[CacheMachine], machine), settings=chosen)
+        except InvalidDefinition as error:
+            self.tally.errors.append(f"the machine can't go on: {error}")
+        except (Broken, _Enough, HypothesisException):
+            pass
 
     # -- what the machine calls ---------------------------------------------------------------------------------------
 
@@ -182,15 +188,17 @@ class Search:
             setup = replace(setup, unreliable=False)
         # Half of the runs have checkpoints, and as many draft layers or windows, which some subjects refuse for good:
         # the rest of the setup may do.
-        for easier in dict.fromkeys((setup, setup.without_checkpoints())):
+        simple = setup.in_order()
+        for easier in dict.fromkeys((setup, simple, setup.without_checkpoints(), simple.without_checkpoints())):
             try:
-                return easier, self._start(easier)
+                return self._start(easier)
             except ConfigError:
                 self.tally.coverage["run refused"] += 1
-        return setup.plain(), self._start(setup.plain())
+        return self._start(setup.plain())
 
-    def _start(self, setup: Setup) -> Run:
-        return Run(self._subject, setup.config, self._watchers(self._known, True))
+    def _start(self, setup: Setup) -> tuple[Setup, Run]:
+        setup = setup.at_limit(getattr(self._subject, "startup_limit", _no_limit))
+        return setup, Run(self._subject, setup.config, self._watchers(self._known, True))
 
     def drains(self) -> bool:
         """Shrinking what happens before the end, there is no need to see every run to its end."""
@@ -285,6 +293,11 @@ class Search:
         return failure.scenario
 
 
+def _no_limit(_: Config) -> int:
+    """What a subject says that would start with any pool."""
+    return 0
+
+
 def _silent(_: object) -> None:
     """Hypothesis reports to nobody: its findings are reported as scenarios."""
 
@@ -309,6 +322,26 @@ def _own_constants_only() -> Iterator[None]:
         setattr(providers, name, original)
 
 
+@contextlib.contextmanager
+def _no_mutations() -> Iterator[None]:
+    """Keep Hypothesis from varying each run four or five times before it draws another.
+
+    What it varies is the actions: the configuration, one draw at the beginning, stays. But most faults are found by
+    being in the right configuration, and then soon: so every run draws one.
+    """
+    name = "generate_mutations_from"  # internal to Hypothesis: where it is called otherwise, nothing is changed
+    runner = getattr(conjecture, "ConjectureRunner", None)
+    original = getattr(runner, name, None)
+    if runner is None or original is None:
+        yield
+        return
+    setattr(runner, name, lambda self, data: None)
+    try:
+        yield
+    finally:
+        setattr(runner, name, original)
+
+
 def _count(coverage: Counter[str], setup: Setup, run: Run) -> None:
     """What a run exercised: actions (applied or not), events, and what its configuration had on."""
     for action, applied in zip(run.actions, run.applied, strict=False):
@@ -329,6 +362,11 @@ def _count(coverage: Counter[str], setup: Setup, run: Run) -> None:
         "prefill checkpoints": config.checkpoint_blocks > 0,
         f"connector {config.connector}": config.connector != "none",
         "divergent hits": config.divergent_hits,
+        f"offers that end with a {config.offers}": config.connector == "async",
+        "priorities": config.policy == "priority",
+        "images": config.image_tokens > 0,
+        "asynchronous scheduling": config.async_scheduling,
+        "cache events": config.cache_events,
         "retention by default": setup.by_default,
         "window group": any(g.kind == "window" for g in config.groups),
         "budget below a block": config.step_tokens < config.scheduler_block,

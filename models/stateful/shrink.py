@@ -41,7 +41,10 @@ def size(scenario: Scenario) -> Size:
         getattr(config, f.name) != getattr(_PLAIN, f.name) for f in dataclasses.fields(Config) if f.name not in _SIZES
     )
     sizes = [g.block_size for g in config.groups]
-    tokens = sum(a.length + a.max_tokens + a.external + a.missing + (a.shared if a.base else 0) for a in actions)
+    tokens = sum(
+        a.length + a.max_tokens + a.external + a.missing + a.priority + len(a.images) + (a.shared if a.base else 0)
+        for a in actions
+    )
     return (
         sum(a.forced for a in actions),
         len(actions),
@@ -224,6 +227,8 @@ def _smaller_actions(scenario: Scenario) -> Iterator[Scenario]:
                 ]
             changes += [{"external": n} for n in _lower(action.external, 0)]
             changes += [{"missing": n} for n in _lower(action.missing, 0)]
+            changes += [{"priority": n} for n in _lower(action.priority, 0)]
+            changes += [{"images": action.images[:i] + action.images[i + 1 :]} for i in range(len(action.images))]
             changes += [{"max_tokens": n} for n in _lower(action.max_tokens, 1)]
             changes += [{"length": action.length - d} for d in (4 * block, block) if action.length > d]
             changes += [{"length": n} for n in _lower(action.length, 1)]
@@ -246,8 +251,8 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
         {"speculative": 0, "eagle": False, "groups": undrafted},
         {"eagle": False},
         {"groups": undrafted},
-        {"connector": "none", "divergent_hits": False, "load_steps": 1},
-        {"connector": "sync", "load_steps": 1},
+        {"connector": "none", "divergent_hits": False, "load_steps": 1, "offload_blocks": 0, "offers": "block"},
+        {"connector": "sync", "load_steps": 1, "offload_blocks": 0, "offers": "block"},
         {"checkpoint_blocks": 0, "checkpoint_alignment": 0},
     ]
     changes += [{f.name: getattr(_PLAIN, f.name)} for f in dataclasses.fields(Config) if f.name not in _SIZES]

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kvproof.spec.config import Config, Group
+from kvproof.spec.config import Config, Group, LoadReport
 from kvproof.spec.rules.blocks import peak_blocks
 
 T = TypeVar("T")
@@ -31,9 +31,13 @@ T = TypeVar("T")
 Retention = Callable[[bool], int | None]
 """The retention interval that the subject's users get when they set none, given whether EAGLE is on."""
 
-Pool = Literal["roomy", "pressed", "tight"]
+Limit = Callable[[Config], int]
+"""The smallest pool that the subject would start with under a configuration; 0: it has no such limit."""
+
+Pool = Literal["roomy", "pressed", "tight", "exact"]
 """``roomy`` holds several of the longest requests, ``pressed`` one or two (so that others are evicted and preempted),
-``tight`` one, give or take two blocks."""
+``tight`` one, give or take two blocks. ``exact`` is the smallest pool that the subject itself would start with, and the
+longest request about as long as the model allows."""
 
 _SHAPES: Sequence[tuple[str, ...]] = (
     ("full", "mamba"),
@@ -44,6 +48,7 @@ _SHAPES: Sequence[tuple[str, ...]] = (
     ("full", "mamba", "window"),
     ("full", "window"),
     ("full",),
+    ("full", "chunked"),
 )
 _LARGEST_BLOCK = 32
 
@@ -73,9 +78,23 @@ class Setup:
 
     def plain(self) -> Setup:
         """The same for a subject that knows full attention and recurrent states, and no draft layers."""
-        config = self.without_checkpoints().config
-        groups = tuple(replace(group, drafter=False) for group in config.groups if group.kind != "window")
+        config = self.without_checkpoints().in_order().config
+        if config.connector == "offload":
+            config = replace(config, connector="async", offload_blocks=0)
+        groups = tuple(replace(group, drafter=False) for group in config.groups if not group.recycles)
         return replace(self, config=replace(config, groups=groups, eagle=False))
+
+    def at_limit(self, limit: Limit) -> Setup:
+        """The same in the smallest pool that the subject would start with, where that is what was drawn."""
+        blocks = limit(self.config) if self.pool == "exact" else 0
+        return self if not blocks else replace(self, config=replace(self.config, num_blocks=blocks))
+
+    def in_order(self) -> Setup:
+        """The same for a subject that takes one step after the other and serves text in order of arrival, from stores
+        that hold whole blocks.
+        """
+        simple = replace(self.config, policy="fcfs", offers="block", load_failure="recompute", image_tokens=0)
+        return replace(self, config=replace(simple, async_scheduling=False))
 
     def without_checkpoints(self) -> Setup:
         """The same for a subject that exports no prefill checkpoints."""
@@ -109,7 +128,7 @@ def dice(count: int) -> SearchStrategy[Dice]:
 
 def setups() -> SearchStrategy[Setup]:
     """Configurations and their class. Those that no engine could run are left to the subject to refuse."""
-    return dice(40).map(draw_setup)
+    return dice(56).map(draw_setup)
 
 
 def draw_setup(dice: Dice) -> Setup:
@@ -121,9 +140,9 @@ def draw_setup(dice: Dice) -> Setup:
     attention = pick(4, 4, 8, 16, 2)
     ratio = pick(1, 1, 2, 4) if "mamba" in kinds else 1
     block = min(attention * ratio, _LARGEST_BLOCK)
-    unit = max(1, attention // pick(1, 2, 4))
+    unit = attention if "chunked" in kinds else max(1, attention // pick(1, 2, 4))
     speculative = min(pick(0, 0, 1, 2, 3), block - 1)  # a block holds a whole step
-    eagle = speculative > 0 and pick(True, True, False)
+    eagle = speculative > 0 and "chunked" not in kinds and pick(True, True, False)
     groups = _groups(kinds, attention, block, unit, eagle, pick)
     checkpoint = "mamba" in kinds and pick(False, True)
     connector = pick("none", "none", "async", "sync", "async")
@@ -150,7 +169,31 @@ def draw_setup(dice: Dice) -> Setup:
     blocks = {"roomy": 3 * one, "pressed": one + dice.up_to(min(one, 255)), "tight": one + pick(0, 1, -1, 2, -2)}[pool]
     config = replace(config, num_blocks=max(1 + blocks, config.smallest_pool()))
     unreliable = connector != "none" and pick(False, True)
+    if connector == "async" and pick(False, False, True):  # what is stored is asked for once the cache has lost it
+        config = replace(config, connector="offload", divergent_hits=False, offload_blocks=pick(0, 0, one))
+        resets, unreliable = True, False
+    config = replace(config, cache_events=pick(False, False, False, True))
+    if pick(*[False] * 7, True):
+        longest = reach * block + pick(0, 1, unit, block, block - 1)
+        pool, blocks = "exact", peak_blocks(config, longest)
+        config = replace(config, max_model_len=max(longest, 2), num_blocks=max(1 + blocks, config.smallest_pool()))
+    config = _served(config, unreliable, pick)
     return Setup(config, reach, pool, retention == "default", resets, forced, unreliable)
+
+
+def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Config:
+    """Who is served first, what a store offers and how it fails, and what else than text there is."""
+    if config.connector == "async":
+        config = replace(config, offers=pick("block", "block", "prompt", "unit"))
+    if unreliable:
+        failure = pick("recompute", "recompute", "recompute", "fail")
+        # Failed blocks are understood by every engine where there is one group, and there alone.
+        report: LoadReport = "block" if len(config.groups) == 1 and pick(True, False) else "request"
+        config = replace(config, load_failure=failure, load_report=report)
+    images = config.scheduler_block * 3 // 4 if pick(False, False, False, False, False, False, False, True) else 0
+    policy = pick("fcfs", "fcfs", "fcfs", "priority")
+    overlapped = pick(False, False, False, True)
+    return replace(config, policy=policy, image_tokens=images, async_scheduling=overlapped)
 
 
 def _groups(
@@ -164,8 +207,10 @@ def _groups(
         if kind == "window":
             size = unit if pick(True, False) else attention
             groups.append(
-                Group("window", size, window=size * pick(2, 1, 3) + pick(0, 1), drafter=marked and drafter == kind)
+                Group("window", size, window=size * pick(2, 1, 3, 8) + pick(0, 1), drafter=marked and drafter == kind)
             )
+        elif kind == "chunked":
+            groups.append(Group("chunked", attention, window=attention * pick(2, 1, 3, 4)))
         elif kind == "mamba":
             groups.append(Group("mamba", block))
         else:
@@ -206,7 +251,12 @@ class Menu:
 
     @property
     def longest(self) -> int:
-        return self.setup.reach * self.block
+        return min(self.setup.reach * self.block, self.setup.config.max_model_len - 1)
+
+    @property
+    def chunk(self) -> int:
+        """About how many tokens a step computes of a prompt that is alone."""
+        return max(1, min(self.block, self.setup.config.step_tokens))
 
     @cached_property
     def _near(self) -> list[int]:
@@ -238,6 +288,23 @@ class Menu:
         """How many tokens a request may put out."""
         return [1, 2, self.setup.config.speculative + 2, self.unit + 1, self.block, self.block + 1, 2 * self.block]
 
+    @property
+    def endless(self) -> int:
+        """More tokens than anybody who is merely late would wait for."""
+        return min(160, self.setup.config.max_model_len - self.longest - 1)
+
+    def images(self, dice: Dice, shared: int, length: int) -> tuple[int, ...]:
+        """Where images begin after the ``shared`` tokens: nowhere, or one after the other from near a boundary on."""
+        size = self.setup.config.image_tokens
+        if not size:
+            return ()
+        count, first = dice.up_to(3), shared + dice.of([0, self.block, self.unit, self.block // 2])
+        return tuple(at for at in range(first, first + count * size, size) if at + size <= length)
+
+    def priority(self, dice: Dice) -> int:
+        """Whom a request goes before: the later the larger."""
+        return dice.up_to(2) if self.setup.config.policy == "priority" else 0
+
     @cached_property
     def accepts(self) -> list[tuple[int, ...]]:
         """Accepted drafts per running request, cycled: all, none, some, and requests that differ."""
@@ -246,7 +313,7 @@ class Menu:
 
     def external(self, dice: Dice, shared: int, length: int) -> int:
         """How many of a prompt's tokens the store holds: none, or less than, as many as or more than what is shared."""
-        if self.setup.config.connector == "none":
+        if self.setup.config.connector in ("none", "offload"):
             return 0
         floor = shared // self.block * self.block
         offers = [0, length, floor, floor + self.block, floor - self.block, floor + 2 * self.block, length // 2]

@@ -35,7 +35,8 @@ class Faulty(Exception):
 class Need:
     """Room for ``end`` tokens, of which ``local`` + ``external`` need no work and ``hits[g]`` are to be adopted.
 
-    Attention needs room for ``ahead`` tokens more.
+    Attention needs room for ``ahead`` tokens more. The last ``drafts`` tokens are speculative. ``load``: what the load
+    brings finds room, and nothing runs yet.
     """
 
     end: int
@@ -43,6 +44,8 @@ class Need:
     external: int = 0
     hits: Blocks = ()
     ahead: int = 0
+    drafts: int = 0
+    load: bool = False
 
     @property
     def computed(self) -> int:
@@ -57,23 +60,23 @@ def charge(world: World, sizes: Sizes, request: Request, need: Need) -> tuple[Gr
     return tuple(
         _recurrent_charge(world, sizes, request, need, group)
         if sizes.config.groups[group].kind == "mamba"
-        else _attention_charge(world, sizes, request, need, group)
+        else attention_estimate(world, sizes, request, need, group)
         for group in range(len(sizes.config.groups))
     )
 
 
-def _hits(need: Need, group: int) -> tuple[int, ...]:
+def hits_of(need: Need, group: int) -> tuple[int, ...]:
     return need.hits[group] if need.hits else ()
 
 
-def _evictable(world: World, blocks: Sequence[int]) -> int:
+def evictable_hits(world: World, blocks: Sequence[int]) -> int:
     return sum(block != NULL and world.references[block] == 0 for block in blocks)
 
 
-def _attention_charge(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> GroupEstimate:
-    hits, held, first = _hits(need, group), len(request.tables[group]), request.cached[group] < 0
+def attention_estimate(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> GroupEstimate:
+    hits, held, first = hits_of(need, group), len(request.tables[group]), request.cached[group] < 0
     partial = first and bool(hits) and need.local % sizes.slot != 0
-    evictable = _evictable(world, hits)
+    evictable = evictable_hits(world, hits)
     needed, computed = ceil(need.end + need.ahead, sizes.slot), ceil(need.computed, sizes.slot)
     total = _attention_total(needed, computed, held, len(hits), first, partial, evictable)
     deferred = partial and sizes.dialect.waits_for_copied_tail and _made_now(world, hits[-1])
@@ -115,13 +118,13 @@ def _made_now(world: World, block: int) -> bool:
 
 
 def _recurrent_charge(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> GroupEstimate:
-    hits, table, first = _hits(need, group), request.tables[group], not request.grown
+    hits, table, first = hits_of(need, group), request.tables[group], not request.grown
     # A state that this very step makes is not there yet: whoever needs it waits for the next step.
     deferred = bool(hits) and _made_now(world, hits[-1])
     partial = (bool(hits) and need.local % sizes.block != 0) or request.partial[group] >= 0
     computed = ceil(need.computed, sizes.block) if sizes.dialect.charges_external_state else len(hits)
     needed = ceil(need.end, sizes.block)
-    evictable = _evictable(world, hits)
+    evictable = evictable_hits(world, hits)
     total, external = _recurrent_total(
         needed, computed if first else 0, 0 if first else len(table), len(hits), sizes.config.speculative, first,
         partial, evictable, sizes.dialect.charges_what_is_due,
@@ -151,24 +154,24 @@ def allocate(world: World, sizes: Sizes, request: Request, need: Need) -> Taken:
     if need.hits or need.external:
         for group in range(count):
             before = len(world.queue)
-            _adopt(world, sizes, request, need, group)
+            adopt(world, sizes, request, need, group)
             taken.hit[group] = before - len(world.queue)
         for group in range(count):
             if need.external:
                 missing = ceil(need.computed, sizes.config.groups[group].block_size) - len(request.tables[group])
-                request.tables[group] += _new(world, max(0, missing), taken, group)
+                request.tables[group] += new_blocks(world, max(0, missing), taken, group)
     elif request.cached[0] < 0:
         request.cached = [0] * count
     for group in range(count):
         if sizes.config.groups[group].kind == "mamba":
             _grow_states(world, sizes, request, need.end, group, taken)
         else:
-            _grow_slots(world, sizes, request, need.end, group, taken)
+            grow_slots(world, sizes, request, need.end, group, taken)
     request.grown |= sizes.dialect.grows_without_blocks or any(taken.new[group] for group in sizes.recurrent)
     return taken
 
 
-def _new(world: World, count: int, taken: Taken, group: int) -> list[int]:
+def new_blocks(world: World, count: int, taken: Taken, group: int) -> list[int]:
     if count > len(world.queue):
         raise Faulty(f"{count} blocks are taken where {len(world.queue)} are free")
     taken.new[group] += count
@@ -182,8 +185,8 @@ def passed_slots(sizes: Sizes, group: int, computed: int) -> int:
     return max(0, computed - 1) // spec.block_size if spec.kind == "mamba" else 0
 
 
-def _adopt(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> None:
-    spec, hits = sizes.config.groups[group], _hits(need, group)
+def adopt(world: World, sizes: Sizes, request: Request, need: Need, group: int) -> None:
+    spec, hits = sizes.config.groups[group], hits_of(need, group)
     passed = passed_slots(sizes, group, need.computed)
     adopted = hits[passed:]
     pool.touch(world, adopted)
@@ -193,11 +196,11 @@ def _adopt(world: World, sizes: Sizes, request: Request, need: Need, group: int)
         request.partial[group] = request.cached[group] = need.local // spec.block_size
 
 
-def _grow_slots(world: World, sizes: Sizes, request: Request, end: int, group: int, taken: Taken) -> None:
+def grow_slots(world: World, sizes: Sizes, request: Request, end: int, group: int, taken: Taken) -> None:
     table = request.tables[group]
     if request.partial[group] >= 0:
-        _copy_for_writer(world, request, group, _new(world, 1, taken, group)[0])
-    table += _new(world, max(0, ceil(end, sizes.slot) - len(table)), taken, group)
+        _copy_for_writer(world, request, group, new_blocks(world, 1, taken, group)[0])
+    table += new_blocks(world, max(0, ceil(end, sizes.slot) - len(table)), taken, group)
 
 
 def _copy_for_writer(world: World, request: Request, group: int, fresh: int) -> None:
@@ -227,7 +230,7 @@ def _grow_states(world: World, sizes: Sizes, request: Request, end: int, group: 
                 raise Faulty(f"block {table[slot]} is moved on to be written, and somebody counts on it")
             table.append(table[slot])
             table[slot] = NULL
-    fresh = _new(world, max(0, needed - len(table)) + (partial >= 0), taken, group)
+    fresh = new_blocks(world, max(0, needed - len(table)) + (partial >= 0), taken, group)
     if partial >= 0 and not request.grown:
         _copy_for_writer(world, request, group, fresh.pop(0))
     elif partial >= 0:

@@ -3,7 +3,8 @@
 Only what a cache must get right is here: which prefix's state lies in which block, and which tokens' keys and values.
 A recurrent row starts from the state in its request's running slot and leaves the state at its end in the slot of that
 end; with drafts, one state per draft in the slots after it, so that whichever is accepted can be found. When
-acceptance crosses a block's end the state there is saved into that block's slot.
+acceptance crosses a block's end the state there is saved into that block's slot. Where states are not moved
+(:mod:`kvproof.spec.machine.unmoved`), each is saved where the step has a place for it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Device:
             if row.load is not None:
                 self.load(row.load)
         ahead = [self._states_ahead(row, right) for row, right in zip(step.rows, accepted, strict=True)]
-        for row in step.rows:
+        for row in step.rows if self.sizes.dialect.moves_states else ():
             self._move_state(row)
         for row, states in zip(step.rows, ahead, strict=True):
             self._write_attention(row, states)
@@ -122,7 +123,20 @@ class Device:
                 self._put(target, (RECURRENT, state))
         request.accepted = 1
 
+    def _save_states(self, row: Row, ahead: Sequence[State]) -> list[Write]:
+        """States that are not moved: each goes where the step has a place for it."""
+        written = []
+        for group, blocks in zip(self.sizes.recurrent, row.places, strict=True):
+            for index, block in enumerate(blocks):
+                position = row.end - row.drafts + index
+                state = self._prefix(row, ahead, position)
+                self._put(block, (RECURRENT, state))
+                written.append(self._written(row, group, block, (position - 1) // self.sizes.block, state))
+        return written
+
     def _write_states(self, row: Row, ahead: Sequence[State]) -> list[Write]:
+        if not self.sizes.dialect.moves_states:
+            return self._save_states(row, ahead)
         written = []
         for group in self.sizes.recurrent:
             for index in range(row.drafts + 1):
@@ -141,7 +155,7 @@ class Device:
             request.accepted = 1
             return []
         request.accepted = 1 + right
-        if not self.sizes.config.speculative:
+        if not self.sizes.config.speculative or not self.sizes.dialect.moves_states:
             return []
         boundary = (first + right) // size * size
         if boundary < first:
@@ -179,7 +193,8 @@ class Device:
         request, reads = row.request, []
         expected = request.states[row.start]
         for group in self.sizes.recurrent if row.start else ():
-            slot = request.column + request.accepted - 1
+            moved = self.sizes.dialect.moves_states
+            slot = request.column + request.accepted - 1 if moved else len(request.tables[group]) - 1
             block = self._block(request, group, slot)
             found = self._state(block)
             reads.append(Read(request.name, group, True, row.start, expected, found, found, slot, block,
@@ -214,7 +229,7 @@ class Device:
         assert self.view is not None
         held: dict[int, set[str]] = {}
         for request in self.world.requests():
-            for table in request.tables:
+            for table in (*request.tables, *request.scratch.values()):
                 for block in table:
                     if block != NULL:
                         held.setdefault(block, set()).add(request.name)

@@ -1,8 +1,8 @@
-"""Where releases of vLLM do otherwise than the specification says, one switch for each way.
+"""Where an implementation does otherwise than the specification says, one switch for each way.
 
 A machine that speaks a release's dialect takes that release's decisions, its faults included: conformance is judged
 against it, and exploring it finds, in the smallest world, what the fault leads to. Without a dialect the machine is the
-specification.
+specification. The reference engine has a dialect, too: it keeps the same rules in other ways, which are no faults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Dialect:
     it has not, and what it is charged next counts the blocks for drafts again.
 
     ``spares_lone_prefill``: the limit for long prefills keeps one from starving others, so a request that is alone is
-    not limited. Up to 0.30.0 it is.
+    not limited. Up to 0.30.0 it is, and in the reference engine.
 
     ``pads_resumed``: a request with one token left is padded to a whole decoding step if it has computed tokens, even
     if nobody else runs. Up to 0.29.0 only where others run.
@@ -70,6 +70,60 @@ class Dialect:
 
     ``stops_in_every_block``: chunk ends are aligned up to the end of the prefill (PR 51113). Up to 0.26.0 only up to
     the last cacheable position, and a chunk that starts beyond it crosses a block's end.
+
+    The rest is on in every release of vLLM, and off in the reference engine:
+
+    ``moves_states``: a recurrent state lies in its block's slot of a table, and moves on from slot to slot. In the
+    reference engine it is read from one block and saved into others (:mod:`kvproof.spec.machine.unmoved`), and what a
+    step supersedes is given back with that step instead of with the next allocation.
+
+    ``lets_go``: a request counts on what it runs on alone. In the reference engine it also holds the newest state that
+    it could be resumed from, and gives that up, key and all, before it is preempted for a block of its own.
+
+    ``keys_ahead``: keys are made with the allocation, and whoever hits one waits for its content. In the reference
+    engine they are made once the content is there, and nobody has to wait.
+
+    ``replaces_keys``: a key for more tokens takes the place of the one that a block has. In the reference engine a
+    block is found under both: what a shorter one promises is still there.
+
+    ``keys_prompt_alone``: inside a block, attention is keyed at the last position from which the prompt can be resumed.
+    In the reference engine also one unit beyond it, and at the junction.
+
+    ``stops_by_prompt``: where chunks stop, and what is worth a key, follows from the prompt. In the reference engine it
+    follows from all that is known when the request is admitted, so that one that was preempted can be resumed late.
+
+    ``steps_to_junction``: a chunk stops whole blocks from its start below a junction. In the reference engine it stops
+    at the junction itself where hits may end inside blocks.
+
+    ``hits_as_keyed``: attention is matched key by key, whole blocks and then the last key inside the next one, and a
+    hit takes the blocks so found. In the reference engine any key of the prefix that covers a slot will do, the one at
+    the hit's end first.
+
+    ``asks_once``: with a store and groups that may diverge, the groups are looked up one by one, and together if they
+    part and nothing is loaded. In the reference engine together first, and then attention alone: the junction is
+    declared even if a load covers it, and a state that lies deeper than attention changes nothing.
+
+    ``drafts_count``: drafts are tokens like any, and requests are preempted for them. In the reference engine a request
+    goes on without them where they find no room.
+
+    ``drafts_with_samples``: drafts are proposed with what was sampled, so that a request which was preempted has none
+    for its last known token. In the reference engine they are asked for whenever a request decodes.
+
+    ``pads_admitted``: a request that enters with one token left is padded to a whole decoding step. In the reference
+    engine it enters with that token.
+
+    ``limits_decoding``: the limit for long prefills holds for decoding steps, too. In the reference engine it does not.
+
+    ``spares_last``: no draft is computed at the last position of the model length. In the reference engine one is.
+
+    ``leaves_room``: an asynchronous load begins only if unfinished prefills find room beside it. In the reference
+    engine it begins if it fits: a request whose load has arrived gives way to one that runs and finds no block.
+
+    ``queues_loads_apart``: requests that wait for a load, or for one block more after it, are asked before all others.
+    In the reference engine they keep their place.
+
+    ``frees_at_once``: who goes leaves its blocks at once, group by group. In the reference engine when the step is over
+    that may still touch them, and attention first.
     """
 
     charges_external_state: bool = True
@@ -91,11 +145,60 @@ class Dialect:
     charges_no_less_than_nothing: bool = True
     charges_what_is_due: bool = True
     stops_in_every_block: bool = True
+    moves_states: bool = True
+    lets_go: bool = True
+    keys_ahead: bool = True
+    replaces_keys: bool = True
+    keys_prompt_alone: bool = True
+    stops_by_prompt: bool = True
+    steps_to_junction: bool = True
+    hits_as_keyed: bool = True
+    asks_once: bool = True
+    drafts_count: bool = True
+    drafts_with_samples: bool = True
+    pads_admitted: bool = True
+    limits_decoding: bool = True
+    spares_last: bool = True
+    leaves_room: bool = True
+    queues_loads_apart: bool = True
+    frees_at_once: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for what the machine does not describe: states that are not moved come with the other
+        ways of holding and keying them, or not at all."""
+        for name in ("keys_ahead", "frees_at_once"):
+            if getattr(self, name) != self.moves_states:
+                raise ValueError(f"{name} and moves_states differ: turn them off together")
+        for name in ("lets_go", "replaces_keys", "keys_prompt_alone", "leaves_room", "queues_loads_apart"):
+            if self.moves_states and not getattr(self, name):
+                raise ValueError(f"{name} is off where states are moved: turn moves_states off, too")
 
 
 SPECIFICATION = Dialect()
 SWITCHES = tuple(field.name for field in fields(Dialect))
-"""The names of all ways in which releases differ."""
+"""The names of all ways in which implementations differ."""
+
+REFERENCE = Dialect(
+    spares_lone_prefill=False,
+    moves_states=False,
+    lets_go=False,
+    keys_ahead=False,
+    replaces_keys=False,
+    keys_prompt_alone=False,
+    stops_by_prompt=False,
+    steps_to_junction=False,
+    hits_as_keyed=False,
+    asks_once=False,
+    drafts_count=False,
+    drafts_with_samples=False,
+    pads_admitted=False,
+    limits_decoding=False,
+    spares_last=False,
+    leaves_room=False,
+    queues_loads_apart=False,
+    frees_at_once=False,
+)
+"""What the reference engine speaks."""
 
 
 _SINCE: dict[str, tuple[int, ...]] = {
@@ -116,12 +219,15 @@ _SINCE: dict[str, tuple[int, ...]] = {
     "charges_what_is_due": (0, 31),
     "stops_in_every_block": (0, 27),
 }
-"""The release from which on each switch is on. Those that are missing are on in none."""
+"""The release from which on each switch is on."""
+
+_IN_NONE = {"charges_external_state", "waits_for_copied_tail", "charges_no_less_than_nothing"}
+"""Switches that are on in no release up to 0.33.0. Those that are in neither place are on in all of them."""
 
 
 def dialect_of(release: tuple[int, ...]) -> Dialect:
     """What a release of vLLM speaks, by its version as numbers. One that is not known speaks as the newest that is."""
-    switches = {name: release >= _SINCE[name] if name in _SINCE else False for name in SWITCHES}
+    switches = {name: name not in _IN_NONE and release >= _SINCE.get(name, ()) for name in SWITCHES}
     if release < (0, 27):  # what 0.27 began with
         switches["leaves_moved_tail"] = switches["cuts_recurrent_short"] = True
     return Dialect(**switches)

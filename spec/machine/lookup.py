@@ -30,8 +30,10 @@ class Hit:
 
 def agreed(world: World, sizes: Sizes, request: Request) -> Hit:
     """The deepest position that every group can serve, leaving a token to compute."""
-    reach, attention = _attention(world, sizes, request, hit_limit(request.known))
+    reach, attention = _deepest(world, sizes, request)
     tokens, states = _states(world, sizes, request, reach)
+    if not sizes.dialect.hits_as_keyed:
+        attention = _covering(world, sizes, request, tokens)
     used = ceil(tokens, sizes.slot)
     blocks = tuple(
         states[i] if i in states else attention[i][:used] for i in range(len(sizes.config.groups))
@@ -41,13 +43,30 @@ def agreed(world: World, sizes: Sizes, request: Request) -> Hit:
 
 def apart(world: World, sizes: Sizes, request: Request) -> Hit:
     """Attention as deep as it goes, the states as deep as they go; agreed if a state lies deeper than attention."""
-    limit = hit_limit(request.known)
-    reach, attention = _attention(world, sizes, request, limit)
-    tokens, states = _states(world, sizes, request, limit)
+    reach, attention = _deepest(world, sizes, request)
+    if not sizes.dialect.asks_once:
+        return _beyond(agreed(world, sizes, request), reach, attention)
+    tokens, states = _states(world, sizes, request, hit_limit(request.known))
     if tokens > reach:
         return agreed(world, sizes, request)
     blocks = tuple(states[i] if i in states else attention[i] for i in range(len(sizes.config.groups)))
     return Hit(reach, blocks, diverged=tokens < reach)
+
+
+def _beyond(joint: Hit, reach: int, attention: dict[int, tuple[int, ...]]) -> Hit:
+    """Attention as deep as it goes, the states as agreed."""
+    if reach <= joint.tokens:
+        return joint
+    blocks = tuple(attention.get(group, found) for group, found in enumerate(joint.blocks))
+    return Hit(reach, blocks, diverged=True)
+
+
+def _deepest(world: World, sizes: Sizes, request: Request) -> tuple[int, dict[int, tuple[int, ...]]]:
+    """How deep attention has the prefix, leaving a token to compute, and in which blocks."""
+    if sizes.dialect.hits_as_keyed:
+        return _attention(world, sizes, request, hit_limit(request.known))
+    reach = _reach(world, sizes, request)
+    return reach, _covering(world, sizes, request, reach)
 
 
 def _attention(world: World, sizes: Sizes, request: Request, limit: int) -> tuple[int, dict[int, tuple[int, ...]]]:
@@ -84,3 +103,34 @@ def _states(world: World, sizes: Sizes, request: Request, limit: int) -> tuple[i
             return end, {g: (*before, b if b is not None else NULL)
                          for g, b in zip(sizes.recurrent, row, strict=True)}  # fmt: skip
     return 0, dict.fromkeys(sizes.recurrent, ())
+
+
+# -- any key of the prefix that covers a slot will do ----------------------------------------------------------------
+
+
+def _reach(world: World, sizes: Sizes, request: Request) -> int:
+    """How deep every attention group has the prefix, in grains that leave a token to compute."""
+    depth = min(_depth(world, sizes, request, group) for group in sizes.attention)
+    depth = min(depth, int(hit_limit(request.known)))
+    return depth - depth % sizes.grain
+
+
+def _depth(world: World, sizes: Sizes, request: Request, group: int) -> int:
+    depth, slot, unit = 0, sizes.slot, sizes.unit
+    while depth + slot <= request.known and pool.find(world, group, request.states[depth + slot]) is not None:
+        depth += slot
+    for end in range(min(depth + slot - 1, request.known) // unit * unit, depth, -unit):
+        if pool.find(world, group, request.states[end]) is not None:
+            return end
+    return depth
+
+
+def _covering(world: World, sizes: Sizes, request: Request, tokens: int) -> dict[int, tuple[int, ...]]:
+    """For each slot of the first ``tokens``, a block that is keyed at their end or further on in the slot."""
+    found: dict[int, list[int]] = {group: [] for group in sizes.attention}
+    for group, blocks in found.items():
+        for end in range(sizes.slot, tokens + sizes.slot, sizes.slot):
+            ends = range(min(end, tokens), min(end, request.known) + 1, sizes.unit)
+            keyed = (pool.find(world, group, request.states[position]) for position in ends)
+            blocks.append(next((block for block in keyed if block is not None), NULL))
+    return {group: tuple(blocks) for group, blocks in found.items()}

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kvproof.spec.config import Config
 from kvproof.spec.events import Event, Loaded, Observation, StepEnd
-from kvproof.spec.machine import pool
+from kvproof.spec.machine import pool, unmoved
 from kvproof.spec.machine.blocks import key, retire
 from kvproof.spec.machine.device import Device, next_token
 from kvproof.spec.machine.dialect import SPECIFICATION, Dialect
@@ -100,7 +100,8 @@ class Machine:
             if request in queue:
                 queue.remove(request)
         if request.status == LOADING:
-            retire(world, self.sizes, request, request.computed)
+            if self.sizes.dialect.moves_states:
+                retire(world, self.sizes, request, request.computed)
             world.flights = [
                 replace(flight, orphan=True) if flight.request == name else flight for flight in world.flights
             ]
@@ -159,10 +160,14 @@ class Machine:
         for row, forward in zip(step.rows, device.forwards, strict=False):
             if row.load is None or not row.load.missing:  # what ran without its load is thrown away
                 self.emit(forward)
+        world.deferred = None if self.sizes.dialect.frees_at_once else []
         for row, accepted in zip(step.rows, right, strict=True):
             self._take_in(row, accepted)
         for flight in landed:
             self._land(flight.request, flight.missing, flight.start, flight.end, flight.orphan, flight.tables)
+        if world.deferred is not None:
+            pool.release(world, world.deferred)
+            world.deferred = None
         self.scheduled = tuple(step.rows)
         if self.observer is not None:
             self._tell_end(step)
@@ -182,19 +187,32 @@ class Machine:
         if row.load is not None and row.load.missing:
             self._lost(request)
             return
-        if row.end - row.drafts < request.known:
-            return  # not done with what is known: nothing was sampled
+        if row.end - row.drafts < request.known:  # not done with what is known: nothing was sampled
+            self._settle(row)
+            return
         request.computed -= row.drafts - accepted
         done = self._sample(request, accepted, row.drafts > accepted)
         if self.observer is not None:
             self.view.learn(request.states)
         if self.config.speculative:
-            if self.sizes.dialect.keys_accepted:
+            if self.sizes.dialect.keys_accepted and self.sizes.dialect.keys_ahead:
                 key(self.world, self.sizes, request, request.computed)
             request.drafts = self.config.speculative
+        self._settle(row)
         if done:
             self.world.running.remove(request)
             remove(self.world, self.sizes, request)
+
+    def _settle(self, row: Row) -> None:
+        """Where keys are not made ahead and states are not moved: what the row's forward has left behind."""
+        world, sizes, request = self.world, self.sizes, row.request
+        if sizes.dialect.moves_states:
+            return
+        unmoved.key_attention(world, sizes, request, 0 if row.first else row.start)
+        if row.load is not None:
+            unmoved.key_loaded(world, sizes, request, row.start)
+        ends = range(row.end - row.drafts, row.end + 1)
+        unmoved.settle(world, sizes, request, ends, row.places)
 
     def _sample(self, request: Request, accepted: int, rejected: bool) -> bool:
         """Append what the model said. True if that ends the request; what it said after its end does not count."""
@@ -216,7 +234,11 @@ class Machine:
     ) -> None:
         """A load is over. If all of it came, its tokens count from now on; if not, nothing that it was to bring is
         there to resume from. Blocks of a request that has gone are free now."""
-        request = self.world.find(name)
+        request, moved = self.world.find(name), self.sizes.dialect.moves_states
+        if orphan and not moved:
+            order = [*self.sizes.attention, *self.sizes.recurrent]
+            pool.release(self.world, [block for group in order for block in reversed(tables[group])])
+            return
         if orphan:
             for table in tables:
                 pool.release(self.world, list(reversed(table)))
@@ -225,17 +247,21 @@ class Machine:
         if missing:
             request.store = 0  # it is not asked again
             release_all(self.world, self.sizes, request)
-            self.world.loading.remove(request)
-            self.world.waiting.insert(0, request)
+            if request in self.world.loading:
+                self.world.loading.remove(request)
+                self.world.waiting.insert(0, request)
             request.status = WAITING
         else:
             request.status = ARRIVED
+            if not moved:
+                unmoved.key_attention(self.world, self.sizes, request, 0)
+                unmoved.key_loaded(self.world, self.sizes, request, request.computed)
         self.emit(Loaded(name, start, end, end - missing, request.computed))
 
     def _lost(self, request: Request) -> None:
         """A load within the step did not come: what the step keyed on the strength of it is forgotten."""
         request.store = 0
-        for table in request.tables:
+        for table in request.tables if self.sizes.dialect.keys_ahead else ():
             for block in table:
                 if block != NULL and self.world.references[block] == 1:
                     pool.forget(self.world, block)

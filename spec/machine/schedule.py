@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
-from kvproof.spec.machine import lookup, pool
+from kvproof.spec.machine import lookup, pool, unmoved
 from kvproof.spec.machine.blocks import Faulty, Need, allocate, charge, key, passed_slots, retire
 from kvproof.spec.machine.lookup import Hit
 from kvproof.spec.machine.sizes import Sizes, ceil
@@ -25,7 +25,8 @@ Emit = Callable[[Event], None]
 class Row:
     """One request's part of a step: the tokens [``start``, ``end``), of which the last ``drafts`` are speculative.
 
-    ``wrong``: the drafts stand for nothing. ``load`` is what an external store brings before the forward.
+    ``wrong``: the drafts stand for nothing. ``load`` is what an external store brings before the forward. Where states
+    are not moved they go to ``places``; ``first``: it is the request's first row since it was admitted.
     """
 
     request: Request
@@ -34,6 +35,8 @@ class Row:
     drafts: int
     wrong: bool = False
     load: Flight | None = None
+    places: unmoved.Places = ()
+    first: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +76,9 @@ class Schedule:
                 break
         if not self.step.preempted:
             self._admit_all()
-        queued, world.copies = sorted(world.copies, key=lambda copy: copy[0]), []
+        queued, world.copies = world.copies, []
+        if self.sizes.dialect.frees_at_once:
+            queued = sorted(queued, key=lambda copy: copy[0])
         self.step.copies = [(source, target) for _, source, target in queued]
         # Nothing else is in flight, so both ends are given back as soon as the copies are queued.
         pool.release(world, [block for pair in self.step.copies for block in pair])
@@ -88,32 +93,62 @@ class Schedule:
         """Schedule a running request. False where the step has no room for it or for anybody after it."""
         start = request.computed
         drafts = max(0, request.drafts)
+        if not self.sizes.dialect.drafts_with_samples and start >= request.prefill_end:
+            drafts = self.config.speculative
         tokens = request.known + drafts - start
-        if 0 < self.threshold < tokens:
-            tokens = self.threshold
-        tokens = min(tokens, self.budget, self.config.max_model_len - start - 1)
+        tokens = min(self._limited(request, start, tokens), self.budget)
+        tokens = min(tokens, self.config.max_model_len - start - self.sizes.dialect.spares_last)
         end = self._cut(request, start, start + tokens)
         if end <= start:
             return True
-        need = Need(end, start)
+        need = Need(end, start, drafts=max(0, end - request.known))
         while not self._take(request, need):
-            newest = self.world.running[-1]
-            preempt(self.world, self.sizes, newest)
-            self.step.preempted = True
-            if newest is request:
+            if need.drafts and not self.sizes.dialect.drafts_count:
+                end = start + 1
+                need = Need(end, start)
+            elif not self._make_room(request):
                 return False
         self.step.decoding = True
         self.step.prefilling |= request.prefilling
-        drafts = max(0, end - request.known)
         request.drafts = 0
-        self.step.rows.append(Row(request, start, end, drafts))
+        self.step.rows.append(self._row(request, start, end, need.drafts))
         self.budget -= end - start
         return True
+
+    def _limited(self, request: Request, start: int, tokens: int) -> int:
+        """What the limit for long prefills leaves of ``tokens``."""
+        limited = self.sizes.dialect.limits_decoding or start < request.prefill_end
+        return self.threshold if limited and 0 < self.threshold < tokens else tokens
+
+    def _make_room(self, request: Request) -> bool:
+        """Somebody gives way to a running request. False if it is this one."""
+        world, dialect = self.world, self.sizes.dialect
+        gives = world.running[-1]
+        if gives is request and not dialect.lets_go and unmoved.give_up(world, request):
+            return True
+        if gives is request and not dialect.leaves_room:
+            # Its load began without leaving room, so a request whose load has arrived may be what is in the way.
+            gives = next((other for other in reversed(world.waiting) if other.status == ARRIVED), request)
+        preempt(world, self.sizes, gives)
+        self.step.preempted = True
+        return gives is not request
+
+    def _row(
+        self, request: Request, start: int, end: int, drafts: int, wrong: bool = False, load: Flight | None = None
+    ) -> Row:
+        if self.sizes.dialect.moves_states:
+            return Row(request, start, end, drafts, wrong, load)
+        saved = unmoved.places(self.world, self.sizes, request, drafts, load is not None)
+        first, request.grown = not request.grown, True
+        return Row(request, start, end, drafts, wrong, load, saved, first)
 
     # -- waiting requests ---------------------------------------------------------------------------------------------
 
     def _admit_all(self) -> None:
         world, skipped = self.world, self._skipped
+        if not self.sizes.dialect.queues_loads_apart:
+            self._admit_in_order()
+            return
         while self.budget > 0 and len(world.running) < self.config.max_running:
             queue = world.loading or world.waiting
             if not queue:
@@ -136,9 +171,26 @@ class Schedule:
                 skipped.append(request)
         world.loading[:0] = skipped
 
+    def _admit_in_order(self) -> None:
+        """Those that wait for a load keep their place among those that wait."""
+        world = self.world
+        for request in list(world.waiting):
+            if self.budget <= 0 or len(world.running) >= self.config.max_running:
+                break
+            if request.status == LOADING:
+                continue
+            admitted = self._admit(request)
+            if admitted is None:
+                break
+            if admitted:
+                world.waiting.remove(request)
+                world.running.append(request)
+            request.status = RUNNING if admitted else LOADING
+
     def _arrive(self, request: Request) -> None:
         """The load is there: what it brought is keyed, and one token at least is computed."""
-        key(self.world, self.sizes, request, request.computed)
+        if self.sizes.dialect.keys_ahead:
+            key(self.world, self.sizes, request, request.computed)
         if request.computed == request.known:
             request.computed -= 1
         request.status = WAITING
@@ -159,8 +211,7 @@ class Schedule:
                 if whole > self.budget or whole > room:
                     return None
                 tokens, padded = whole, True
-        if 0 < self.threshold < tokens:
-            tokens = self.threshold
+        tokens = self._limited(request, computed, tokens)
         end = self._cut(request, computed, computed + min(tokens, self.budget))
         if end <= computed:
             return None
@@ -171,7 +222,7 @@ class Schedule:
             return None
         load = self._flight(request, need, hit) if hit is not None and external else None
         drafts = self.config.speculative if padded else 0
-        self.step.rows.append(Row(request, computed, end, drafts, wrong=padded, load=load))
+        self.step.rows.append(self._row(request, computed, end, drafts, wrong=padded, load=load))
         self.budget -= end - computed
         # One whose load has arrived counts as unfinished until this step is over, even if this chunk is its last.
         request.computed, request.prefilling = computed, end < request.known or hit is None
@@ -179,16 +230,18 @@ class Schedule:
 
     def _pads(self, tokens: int, computed: int) -> bool:
         """Whether a request that has ``tokens`` left is to enter with a whole decoding step."""
-        if not self.config.speculative or tokens != 1 or self.step.prefilling:
+        if not self.config.speculative or tokens != 1 or self.step.prefilling or not self.sizes.dialect.pads_admitted:
             return False
         return self.step.decoding or (computed > 0 and self.sizes.dialect.pads_resumed)
 
     def _load(self, request: Request, hit: Hit, external: int) -> bool | None:
         """Make room for an asynchronous load, leaving others what they still need, and begin it."""
-        need = Need(hit.tokens + external, hit.tokens, external, hit.blocks)
-        others = [*self.world.requests(), *self._skipped]
-        reserved = sum(self._remaining(other) for other in others if self._prefills(other))
-        reserved += self.sizes.decoding_blocks()
+        need = Need(hit.tokens + external, hit.tokens, external, hit.blocks, load=True)
+        reserved = 0
+        if self.sizes.dialect.leaves_room:
+            others = [*self.world.requests(), *self._skipped]
+            reserved = sum(self._remaining(other) for other in others if self._prefills(other))
+            reserved += self.sizes.decoding_blocks()
         if not self._take(request, need, self.config.full_sequence_must_fit, reserved, keyed=False):
             return None
         request.computed = need.computed
@@ -210,7 +263,7 @@ class Schedule:
         """Blocks that a request which is not done with its prefill still needs."""
         drafts, dialect = self.config.speculative, self.sizes.dialect
         need = Need(request.known, request.computed, ahead=1 + drafts if drafts and dialect.reserves_slots else 0)
-        blocks = sum(part.total for part in charge(self.world, self.sizes, request, need))
+        blocks = sum(part.total for part in self._charge(request, need))
         return blocks if dialect.reserves_slots else blocks + self.sizes.decoding_blocks()
 
     # -- where to resume ----------------------------------------------------------------------------------------------
@@ -220,9 +273,16 @@ class Schedule:
         world, sizes, config = self.world, self.sizes, self.config
         connected = config.connector != "none"
         apart = connected and (config.divergent_hits or not sizes.dialect.asks_apart_when_told)
-        hit = (lookup.apart if apart else lookup.agreed)(world, sizes, request)
+        first = apart and sizes.dialect.asks_once
+        hit = (lookup.apart if first else lookup.agreed)(world, sizes, request)
         request.junction = hit.junction
         self._looked_up(request, hit)
+        if not (sizes.dialect.moves_states and sizes.dialect.stops_by_prompt):
+            unmoved.declare(sizes, request)
+        if apart and not first:
+            hit = lookup.apart(world, sizes, request)
+            if hit.diverged:
+                self._looked_up(request, hit)
         self._answer = (hit.tokens, 0, hit.diverged)
         if not connected:
             return hit, 0
@@ -233,12 +293,17 @@ class Schedule:
         point = resume(hit.tokens, tail, joint.tokens, hit.diverged, offered)
         local, external = int(point.local), int(point.external)
         if hit.diverged and not external:
-            request.junction = joint.junction
-            self._looked_up(request, joint)
-            self._answer = (joint.tokens, offered, False)
+            if sizes.dialect.asks_once:
+                request.junction = joint.junction
+                self._looked_up(request, joint)
+                self._answer = (joint.tokens, offered, False)
             return joint, 0
         if local < hit.tokens:
             hit = self._truncated(request, hit, local)
+        if external and not sizes.dialect.moves_states:
+            # The load brings the state at its end: the one at the local hit is not adopted.
+            blocks = tuple(() if group in sizes.recurrent else found for group, found in enumerate(hit.blocks))
+            hit = Hit(hit.tokens, blocks, hit.junction, hit.diverged)
         return hit, external
 
     def _truncated(self, request: Request, hit: Hit, endpoint: int) -> Hit:
@@ -268,9 +333,10 @@ class Schedule:
         if start >= prefill_end or offered <= start:
             return offered
         case = (start, offered, prefill_end, request.prompt, request.known, request.junction)
-        end = self.sizes.chunk(*case)
+        declared = None if self.sizes.dialect.stops_by_prompt else (request.last, request.tail)
+        end = self.sizes.chunk(*case, declared)
         if self.emit is not None:
-            stops = self.sizes.stops(*case)
+            stops = self.sizes.stops(*case, declared)
             self.emit(Split(request.name, start, offered - start, end - start, prefill_end, self.sizes.limit, stops))
         return end
 
@@ -279,10 +345,12 @@ class Schedule:
         world, sizes = self.world, self.sizes
         free, self._asked = len(world.queue), []
         if gate:
-            whole = Need(min(request.known, self.config.max_model_len), need.local, need.external, need.hits)
+            known = min(request.known, self.config.max_model_len)
+            whole = Need(known, need.local, need.external, need.hits, load=need.load)
             if self._ask(request, whole, dry=True) > free:
                 return self._refused(request, reserved)
-        retire(world, sizes, request, need.computed)
+        if sizes.dialect.moves_states:
+            retire(world, sizes, request, need.computed)
         if self.emit is not None:
             self._ask(request, need, dry=True)
         total = self._ask(request, need, dry=False)
@@ -290,18 +358,21 @@ class Schedule:
         if total > free - reserved:
             return self._refused(request, reserved)
         fresh = request.cached[0] < 0
-        taken = allocate(world, sizes, request, need)
+        taken = (allocate if sizes.dialect.moves_states else unmoved.allocate)(world, sizes, request, need)
         if self.emit is not None:
             if fresh and need.computed and need.hits:
                 self._resumed(request, need)
             self.emit(Allocate(request.name, True, free - len(world.queue), free, tuple(self._asked),
                                tuple(taken.new), tuple(taken.hit), reserved))  # fmt: skip
-        if keyed:
+        if keyed and sizes.dialect.keys_ahead:
             key(world, sizes, request, min(need.end, request.known))
         return True
 
+    def _charge(self, request: Request, need: Need) -> tuple[GroupEstimate, ...]:
+        return (charge if self.sizes.dialect.moves_states else unmoved.charge)(self.world, self.sizes, request, need)
+
     def _ask(self, request: Request, need: Need, dry: bool) -> int:
-        groups: tuple[GroupEstimate, ...] = charge(self.world, self.sizes, request, need)
+        groups = self._charge(request, need)
         if self.emit is not None:
             event = Estimate(request.name, dry, need.end, need.computed, groups, len(self.world.queue))
             self._asked.append(event)
@@ -332,22 +403,31 @@ def offer(sizes: Sizes, request: Request, local: int) -> int:
 
 
 def preempt(world: World, sizes: Sizes, request: Request) -> None:
-    """A running request loses its blocks and waits again, first in line."""
-    world.running.remove(request)
+    """A request loses its blocks and waits again: first in line, if it was running."""
     release_all(world, sizes, request)
+    if request.status == RUNNING:
+        world.running.remove(request)
+        world.waiting.insert(0, request)
     request.status, request.preempted = WAITING, True
-    world.waiting.insert(0, request)
 
 
 def remove(world: World, sizes: Sizes, request: Request) -> None:
     """The request is gone. Where a store may save what it leaves, what it has outgrown is let go first."""
-    if sizes.config.connector != "none":
+    if sizes.config.connector != "none" and sizes.dialect.moves_states:
         retire(world, sizes, request, request.computed)
     release_all(world, sizes, request)
 
 
 def release_all(world: World, sizes: Sizes, request: Request) -> None:
     """Everything the request counts on is let go: group by group, later slots first."""
+    if not sizes.dialect.frees_at_once:
+        blocks = unmoved.blocks_of(sizes, request)
+        request.strip(len(sizes.config.groups))
+        if world.deferred is not None and request.status == RUNNING:  # a step may still touch what its rows count on
+            world.deferred += blocks
+        else:
+            pool.release(world, blocks)
+        return
     tables, pins = request.tables, request.pins
     request.strip(len(sizes.config.groups))
     pool.release(world, pins)

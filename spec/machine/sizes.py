@@ -36,6 +36,7 @@ def _chunk(
     prompt: int,
     stops: tuple[int, int, int],
     fits: bool,
+    inside: bool,
 ) -> tuple[int, tuple[int, ...]]:
     radix = Radix.of(block, unit)
     last_cacheable, tail, junction = stops
@@ -49,6 +50,7 @@ def _chunk(
         junction=Position.on(junction, radix),
         fits=fits,
         exports=False,
+        junction_inside=inside,
     )
     declared = sorted({int(stop.value()) for stop in declared_stops(case)} - {start})
     return int(split(case).value()), tuple(declared)
@@ -91,25 +93,53 @@ class Sizes:
         """The last position of a prompt from which the same prompt can be resumed, in hash units; 0: none."""
         return _reusable(self.block, self.unit, prompt + (not self.dialect.leaves_token), False)
 
-    def chunk(self, start: int, offered: int, prefill_end: int, prompt: int, known: int, junction: int) -> int:
-        """Where a chunk ends that the budget would let end at ``offered``; ``start``: not in this step."""
-        return self._cut(start, offered, prefill_end, prompt, known, junction)[0]
+    def chunk(
+        self,
+        start: int,
+        offered: int,
+        prefill_end: int,
+        prompt: int,
+        known: int,
+        junction: int,
+        declared: tuple[int, int] | None = None,
+    ) -> int:
+        """Where a chunk ends that the budget would let end at ``offered``; ``start``: not in this step. ``declared``
+        are the last block's end and the tail that were declared on admission (none: they follow from the prompt)."""
+        return self._cut(start, offered, prefill_end, prompt, known, junction, declared)[0]
 
     def stops(
-        self, start: int, offered: int, prefill_end: int, prompt: int, known: int, junction: int
+        self,
+        start: int,
+        offered: int,
+        prefill_end: int,
+        prompt: int,
+        known: int,
+        junction: int,
+        declared: tuple[int, int] | None = None,
     ) -> tuple[int, ...]:
         """The positions beyond ``start`` at which that chunk is made to end, block boundaries aside."""
-        return self._cut(start, offered, prefill_end, prompt, known, junction)[1]
+        return self._cut(start, offered, prefill_end, prompt, known, junction, declared)[1]
 
     def _cut(
-        self, start: int, offered: int, prefill_end: int, prompt: int, known: int, junction: int
+        self,
+        start: int,
+        offered: int,
+        prefill_end: int,
+        prompt: int,
+        known: int,
+        junction: int,
+        declared: tuple[int, int] | None,
     ) -> tuple[int, tuple[int, ...]]:
-        last = _reusable(self.block, self.unit, known + (not self.dialect.leaves_token), True)
-        tail = self.tail(prompt) if self.config.partial_hits else 0
+        if declared is not None:
+            (last, tail), prompt = declared, known
+        else:
+            last = _reusable(self.block, self.unit, known + (not self.dialect.leaves_token), True)
+            tail = self.tail(prompt) if self.config.partial_hits else 0
         if not self.dialect.stops_in_every_block:
             return split_before_51113(self.block, start, offered, last, tail, prompt, junction), (last, tail)
         fits = self.block <= self.limit
-        return _chunk(self.block, self.unit, start, offered, prefill_end, prompt, (last, tail, junction), fits)
+        inside = self.config.partial_hits and not self.dialect.steps_to_junction
+        return _chunk(self.block, self.unit, start, offered, prefill_end, prompt, (last, tail, junction), fits, inside)
 
     def kept(self, column: int, prompt: int, junction: int) -> bool:
         """Whether the state at this column's end is worth a key under the retention interval."""
@@ -126,8 +156,8 @@ class Sizes:
 def beyond(config: Config) -> str:
     """Why the machine does not describe this configuration; empty if it does."""
     kinds = {group.kind for group in config.groups}
-    if "window" in kinds:
-        return "the abstract machine has no sliding windows yet: leave out window groups"
+    if kinds & {"window", "chunked"}:
+        return "the abstract machine has no sliding windows yet: leave out window and chunk groups"
     if kinds != {"full", "mamba"}:
         return "the abstract machine describes hybrids: give it a full-attention and a recurrent group"
     if len({group.block_size for group in config.groups if group.kind == "full"}) > 1:
@@ -136,6 +166,16 @@ def beyond(config: Config) -> str:
         return "the abstract machine has no draft layers yet: set eagle to false and mark no drafter"
     if config.checkpoint_blocks:
         return "the abstract machine exports no prefill checkpoints yet: set checkpoint_blocks to 0"
+    if config.connector == "offload":
+        return "the abstract machine has no host memory to offload to: set connector to async or sync"
+    if config.image_tokens:
+        return "the abstract machine serves text: set image_tokens to 0"
+    if config.load_failure != "recompute":
+        return "the abstract machine goes on from what it has: set load_failure to recompute"
+    if config.policy != "fcfs":
+        return "the abstract machine serves in order of arrival: set policy to fcfs"
+    if config.offers != "block":
+        return "the abstract machine's stores offer whole blocks: set offers to block"
     if config.async_scheduling:
         return "the abstract machine completes a step before the next: set async_scheduling to false"
     return ""

@@ -24,9 +24,11 @@ DRAIN_STEPS = 400
 class MachineDriver:
     """Implements :class:`kvproof.spec.subject.Driven`."""
 
-    def __init__(self, config: Config, observer: Observer | None, dialect: Dialect = SPECIFICATION) -> None:
+    def __init__(
+        self, config: Config, observer: Observer | None, dialect: Dialect = SPECIFICATION, branches: bool = True
+    ) -> None:
         self.config = config
-        self.machine = Machine(config, observer, dialect=dialect)
+        self.machine = Machine(config, observer, branches=branches, dialect=dialect)
         self.sequences: dict[str, list[State]] = {}
         self.dead = False
         self._idle = 0
@@ -135,22 +137,33 @@ class MachineDriver:
 
 
 class MachineSubject:
-    """The specification itself, as a subject named ``spec``."""
+    """The specification itself, as a subject named ``spec``. ``branches``: as in
+    :class:`kvproof.spec.machine.machine.Machine`."""
 
     name = "spec"
 
-    def __init__(self, dialect: Dialect = SPECIFICATION) -> None:
+    def __init__(self, dialect: Dialect = SPECIFICATION, branches: bool = True) -> None:
         self.dialect = dialect
+        self.branches = branches
 
     def families(self) -> frozenset[str]:
-        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "EXT", "FLOW"})
+        return frozenset({"SLOT", "ADMIT", "REF", "HIT", "EXT", "FLOW", "REUSE"})
 
     def lacking(self) -> Mapping[str, str]:
-        return {}
+        return {
+            "EXT.zero-spares-load": "the machine wipes no blocks",
+            "EXT.rest-wiped": "its stores offer whole blocks",
+            "ADMIT.preemption-frees": "it is not asked what each preemption frees",
+            "ADMIT.starved": "it is not asked how long who comes later has waited",
+            "ADMIT.startup": "it starts with any pool",
+            **dict.fromkeys(
+                ("EXT.offload-content", "EXT.offload-offers", "EXT.offload-serves"), "it has no store of its own"
+            ),
+        }
 
     def default_retention(self, eagle: bool) -> int | None:
         """What users get who set nothing: replay boundaries only."""
         return 0
 
     def start(self, config: Config, observer: Observer | None) -> MachineDriver:
-        return MachineDriver(config, observer, self.dialect)
+        return MachineDriver(config, observer, self.dialect, self.branches)

@@ -58,9 +58,14 @@ class MachineView:
                     if block != NULL:
                         yield Holder(f"table {request.name}/{group}", block, request.name, group, slot)
             yield from (Holder(f"pin of {request.name}", block) for block in request.pins)
+            for group, blocks in request.scratch.items():
+                yield from (Holder(f"scratch {request.name}/{group}", block, request.name, group) for block in blocks)
+            for group, (_, block) in request.held.items():
+                yield Holder(f"hold {request.name}/{group}", block, request.name, group)
         for _, source, target in self.world.copies:
             yield Holder("copy source", source)
             yield Holder("copy target", target)
+        yield from (Holder("deferred free", block) for block in self.world.deferred or ())
         for flight in self.world.flights:
             if flight.orphan:
                 for held in flight.tables:

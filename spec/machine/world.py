@@ -45,6 +45,9 @@ class Request:
     given back, ``previous`` where the running state was before the last allocation that took any, ``grown`` whether
     the recurrent groups have allocated before. ``column`` and ``accepted`` are the worker's: the recurrent slot with
     the running state (−1: the one that was resumed from) and how many of the last step's rows counted.
+
+    Of a request whose states are not moved (:mod:`kvproof.spec.machine.unmoved`): per recurrent group its ``scratch``
+    blocks and the newest state that is ``held`` (position and block); ``tail`` and ``last`` were declared on admission.
     """
 
     name: str
@@ -69,6 +72,10 @@ class Request:
     grown: bool = False
     column: int = -1
     accepted: int = 1
+    scratch: dict[int, list[int]] = field(default_factory=dict)
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    tail: int = 0
+    last: int = 0
 
     @property
     def known(self) -> int:
@@ -89,6 +96,7 @@ class Request:
         self.retired, self.previous, self.grown, self.computed = 0, -1, False, 0
         self.column, self.accepted, self.drafts = -1, 1, 0
         self.prefilling = False
+        self.scratch, self.held = {}, {}
 
     def copy(self) -> Request:
         twin = Request(self.name, list(self.states), self.prompt, self.max_tokens, self.store, self.missing)
@@ -99,6 +107,10 @@ class Request:
         twin.cached, twin.partial, twin.pins = list(self.cached), list(self.partial), list(self.pins)
         twin.previous = self.previous
         twin.retired, twin.grown, twin.column, twin.accepted = self.retired, self.grown, self.column, self.accepted
+        twin.tail, twin.last = self.tail, self.last
+        if self.scratch or self.held:
+            twin.scratch = {group: list(blocks) for group, blocks in self.scratch.items()}
+            twin.held = dict(self.held)
         return twin
 
 
@@ -141,6 +153,8 @@ class World:
     made: set[tuple[int, State]] = field(default_factory=set)
     flights: list[Flight] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
+    deferred: list[int] | None = None
+    """While a step that has run is taken in: blocks to be given back when that is over (``None``: at once)."""
     due: dict[int, frozenset[Key]] | None = None
     """While a step runs: the keys that every block had before it. Those made since are pending."""
 

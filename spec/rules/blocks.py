@@ -214,7 +214,7 @@ def group_peak(config: Config, group: Group, total_tokens: int) -> int:
     """The most blocks one request holds in ``group`` at any time, alone in an idle pool. An upper bound.
 
     ``total_tokens`` is everything it may ever need slots for: prompt, output and drafts. Full attention keeps every
-    block. A window group keeps what overlaps the window and the tokens in flight. A recurrent group keeps the previous
+    block. A window or chunk group keeps what overlaps the window and the tokens in flight. A recurrent group keeps the previous
     state, the running one and K speculative ones, one more per step in flight, a checkpoint, and for a tail inside a
     block both ends of its copy.
     """
@@ -223,7 +223,7 @@ def group_peak(config: Config, group: Group, total_tokens: int) -> int:
     in_flight_steps = 2 if config.async_scheduling else 1
     if group.kind == "full":
         return columns + tail
-    if group.kind == "window":
+    if group.recycles:
         radix = Radix(1, group.block_size)
         cap: int = window_cap(
             Position.on(group.window, radix),

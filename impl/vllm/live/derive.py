@@ -103,6 +103,8 @@ def _lacking(found: Engine, manager: Any, scheduler: Any, mamba: list[Any]) -> d
         "TAIL": "vLLM keeps no holds",
         "EXT": "loads of an external store are not followed in a live engine",
         "EVENT": "the cache's events are not followed in a live engine",
+        "REUSE": "what earlier requests promise is not followed in a live engine: its short hits are explained",
+        "ADMIT.startup": "a live engine has started, and is hardly ever left to one request",
     }
     if not manager.enable_caching:
         lacking["HIT"] = "prefix caching is off"

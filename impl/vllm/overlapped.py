@@ -1,0 +1,108 @@
+"""Asynchronous scheduling: the next step is scheduled before the scheduler has heard what came of the one that runs.
+
+As in an engine, two steps are in flight, and they run in the order in which they were scheduled. The device is taken to
+be slow: a step runs when its outcome is waited for, after the next one has been scheduled and the loads that go with
+that have been submitted, which no queue orders against it. That shows blocks that are given away too early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from kvproof.impl.vllm.device import CheckpointRule, Load
+from kvproof.impl.vllm.driver import Batch, Driver, next_token
+from kvproof.spec.config import Config
+from kvproof.spec.subject import Observer
+from kvproof.spec.tracer import State, advance
+
+IN_FLIGHT = 2
+"""Steps that an engine has in flight with asynchronous scheduling."""
+
+
+class OverlappedDriver(Driver):
+    """A real asynchronous scheduler and its device oracle."""
+
+    def __init__(self, config: Config, observer: Observer | None, checkpoint_rule: CheckpointRule | None) -> None:
+        super().__init__(config, observer, checkpoint_rule)
+        self._queue: deque[Batch] = deque()
+        self._admissions: dict[str, int] = {}
+        """How often each request was admitted: what an earlier admission samples is not the request's any more."""
+        self.device.propose = _propose
+
+    def _step(self, accept: Sequence[int]) -> None:
+        self.steps += 1
+        if self.scheduler.has_requests():
+            batch = self._launch(accept)
+            if batch is None:
+                return
+            self._queue.append(batch)
+            more = batch.output.total_num_scheduled_tokens > 0 or self.scheduler.has_requests()
+            if len(self._queue) < IN_FLIGHT and more:
+                return
+        if self._queue:
+            self._complete(self._queue.popleft())
+
+    @property
+    def _at_rest(self) -> bool:
+        return not self._queue and super()._at_rest
+
+    def _launch(self, accept: Sequence[int]) -> Batch | None:
+        batch = super()._launch(accept)
+        if batch is None:
+            return None
+        for flight in self.store.asked:
+            self.device.load(flight.load)
+        batch.flights, self.store.asked = self.store.asked, []
+        if self.hand_over is not None:
+            batch.offered, self.hand_over.offered = self.hand_over.offered, []
+        output = batch.output
+        resumed = (new.req_id for new in output.scheduled_new_reqs), output.scheduled_cached_reqs.resumed_req_ids
+        for names in resumed:
+            for name in names:
+                self._admissions[name] = self._admissions.get(name, 0) + 1
+                self._cut(name)
+        batch.admissions = {name: self._admissions[name] for name in output.num_scheduled_tokens}
+        return batch
+
+    def _cut(self, name: str) -> None:
+        """The request starts over with what the scheduler has of it: what else was sampled is thrown away."""
+        log, known = self._view.sequences[name], self._requests[name].num_tokens
+        if len(log.tokens) > known:
+            log.tokens, log.states = log.tokens[:known], log.states[: known + 1]
+            self.store.states[name] = log.states
+
+    def _complete(self, batch: Batch) -> None:
+        for flight in batch.flights:
+            flight.begun = True
+        if self.hand_over is not None:
+            self.hand_over.offered = batch.offered
+        super()._complete(batch)
+
+    def _land(self, arrived: Sequence[Load]) -> None:
+        """They were there at once: nothing orders a transfer against the steps in flight."""
+
+    def _spoils(self, block: int) -> Sequence[State]:
+        # Who owns it now, and will key it in a step that has not run, writes it then.
+        return () if self._view.pending(block) else super()._spoils(block)
+
+    def _sampled(self, batch: Batch, tokens: dict[str, list[int]]) -> None:
+        for name, sampled in tokens.items():
+            if batch.admissions[name] != self._admissions[name]:
+                continue
+            log = self._view.sequences[name]
+            for token in sampled:
+                log.tokens.append(token)
+                log.states.append(advance(log.states[-1], token))
+                self._view.known.setdefault(log.states[-1], log.states)
+
+    def _draft(self, output: object, tokens: dict[str, list[int]]) -> None:
+        """Drafts stay on the device."""
+
+
+def _propose(states: Sequence[State], count: int) -> list[int]:
+    state, drafts = states[-1], []
+    for _ in range(count):
+        drafts.append(next_token(state))
+        state = advance(state, drafts[-1])
+    return drafts

@@ -1,0 +1,52 @@
+"""What results depend on besides the faults: the code that searches and judges, and the commit it is of."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import subprocess
+from pathlib import Path
+
+from kvproof.errors import UsageError
+
+ROOMS = ("spec", "invariants", "models", "impl")
+"""The rooms in which there is what searches and judges."""
+
+
+@functools.cache
+def code_hash() -> str:
+    """A hash of all sources of :data:`ROOMS`."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        folder = _folder(room)
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(f"{room}/{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def revision() -> str:
+    """The hash of the commit that is checked out; empty where kvproof is no checkout."""
+    root = _folder("spec").parent
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def seed_of(commit: str, index: int) -> int:
+    """The ``index``-th seed that a commit decides. Raises :class:`UsageError` where there is no commit."""
+    if not commit:
+        raise UsageError("seeds are derived from the commit, and this is no git checkout: name one with --commit")
+    return int.from_bytes(hashlib.sha256(f"{commit}/{index}".encode()).digest()[:4], "big")
+
+
+def _folder(room: str) -> Path:
+    spec = importlib.util.find_spec(f"kvproof.{room}")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))

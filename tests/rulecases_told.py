@@ -1,0 +1,89 @@
+"""Rules about what a cache announces and counts, and about a request that has the engine to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakeview import FULL, MAMBA, OTHER, STATES
+from rulecalls import Mutant, Rule, seen
+
+from kvproof.spec.events import Counted, Lone, Observation, Removed, Stored
+from kvproof.spec.tracer import EMPTY
+
+# Two full blocks of 4 after 8 tokens: those of the tokens 8 … 15.
+STORED = Stored(
+    group=FULL,
+    keys=(STATES[12], STATES[16]),
+    parent=STATES[8],
+    tokens=8,
+    block_size=4,
+    reached=(STATES[12], STATES[16]),
+)
+# A state inside a recurrent block of 8, keyed by the unit of 4 tokens that ends there.
+INSIDE = Stored(MAMBA, keys=(STATES[4],), parent=EMPTY, tokens=4, block_size=4, reached=(STATES[4],))
+REMOVED = Removed(MAMBA, STATES[16])
+PROMPT = Counted("prompt", (("prompt", 20), ("computed", 4), ("local", 12), ("external", 4)), "r1")
+LOOKUPS = Counted("lookups in the cache", (("queries", 20), ("hits", 12)))
+LONE = Lone("r1", tokens=20, longest=24, blocks=9, finished=True)
+STUCK = {"finished": False, "preempted": 3}
+
+
+def _prompt(**counts: int) -> Observation:
+    return seen(PROMPT, counts=tuple({**dict(PROMPT.counts), **counts}.items()))
+
+
+def _event(**changes: Any) -> Observation:
+    return seen(STORED, **changes)
+
+
+TOLD = (
+    Rule(
+        "EVENT.stored-well-formed",
+        lambda: seen(STORED),
+        (
+            # What a sparse group announces of a range of which it keeps the last block only.
+            Mutant(
+                lambda: _event(group=MAMBA, keys=(STATES[24],), parent=EMPTY, tokens=24, block_size=8),
+                "mamba-tokens-of-other-blocks",
+                {"group": MAMBA},
+                ("24 tokens", "1 hashes"),
+            ),
+            Mutant(lambda: _event(keys=(), reached=()), "full-tokens-of-other-blocks", {"group": FULL}),
+            Mutant(
+                lambda: _event(block_size=8, keys=(STATES[16],)), "full-block-size-of-another-group", {"group": FULL}
+            ),
+            Mutant(lambda: _event(parent=EMPTY), "parent-of-another-block", {"group": FULL}),
+            Mutant(lambda: _event(parent=None), "parent-of-another-block", {"group": FULL}),
+            Mutant(lambda: _event(reached=(OTHER[12], OTHER[16])), "tokens-of-another-prefix", {"group": FULL}),
+            Mutant(lambda: _event(gone=(STATES[16],)), "stored-nowhere", {"group": FULL}),
+        ),
+    ),
+    Rule(
+        "EVENT.removed-is-gone",
+        lambda: seen(REMOVED),
+        (Mutant(lambda: seen(REMOVED, carriers=(8,)), "removed-while-carried", {"block": 8, "group": MAMBA}),),
+    ),
+    Rule(
+        "EVENT.counters",
+        lambda: seen(PROMPT),
+        (
+            Mutant(lambda: _prompt(local=-4, external=20), "prompt-local-negative", {"request": "r1"}, ("local -4",)),
+            Mutant(lambda: _prompt(local=20, computed=-4), "prompt-computed-negative", {"request": "r1"}),
+            Mutant(lambda: _prompt(local=20, computed=0), "prompt-cached-beyond-prompt", {"request": "r1"}),
+            Mutant(lambda: _prompt(computed=8), "prompt-does-not-add-up", {"request": "r1"}),
+        ),
+    ),
+    Rule(
+        "ADMIT.startup",
+        lambda: seen(LONE),
+        (
+            Mutant(lambda: seen(LONE, **STUCK), "lone-request-preempts-itself", {"request": "r1"}, ("9 blocks",)),
+            Mutant(lambda: seen(LONE, finished=False), "lone-request-starves", {"request": "r1"}, ("24 tokens",)),
+            Mutant(
+                lambda: seen(LONE, finished=False, partial=True),
+                "lone-request-starves-with-partial-hit",
+                {"request": "r1"},
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,166 @@
+"""External loads that fall short, on real schedulers: what each release's contract is, and who keeps it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvproof.spec.config import Config, Group
+from kvproof.spec.scenario import Action, Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+from releaseplays import Seen, play
+
+sys.path.pop(0)
+
+pytestmark = [pytest.mark.release, pytest.mark.slow]
+
+HYBRID = (Group("full", 4), Group("mamba", 4))
+UNPACKS = (
+    "FLOW.no-crash",
+    "scheduler._update_requests_with_invalid_blocks-ValueError-too-many-values-to-unpack-expected",
+)
+REFUSES = (
+    "FLOW.no-crash",
+    "scheduler._handle_invalid_blocks-RuntimeError-kv-connector-reported-block-level-load-failures",
+)
+
+
+def load(length: int, external: int, missing: int, out: int = 3, **config: object) -> Scenario:
+    """One request whose store loses the last ``missing`` of ``external`` tokens, and a follow-up."""
+    made = Config(groups=HYBRID, num_blocks=16, hash_unit=4, step_tokens=16, connector="async")
+    return Scenario(
+        replace(made, **config),  # type: ignore[arg-type]
+        (
+            Action("submit", "r1", length=length, max_tokens=out, external=external, missing=missing),
+            Action("step", times=6),
+            Action("submit", "r2", "r1", length, length + 4, 2),
+            Action("step", times=4),
+        ),
+    )
+
+
+ONE = {"groups": (Group("full", 4),)}
+PLAYS = {
+    "hybrid": load(13, 12, 4),
+    "hybrid, by block": load(13, 12, 4, load_report="block"),
+    "hybrid, sync": load(13, 12, 4, connector="sync"),
+    "hybrid, fails": load(13, 12, 4, load_failure="fail"),
+    "one group": load(13, 12, 4, **ONE),
+    "one group, by block": load(13, 12, 4, load_report="block", **ONE),
+    "one group, sync": load(13, 12, 4, connector="sync", **ONE),
+    "one group, all lost": load(13, 12, 12, load_report="block", **ONE),
+    "one group, fails": load(13, 12, 4, load_failure="fail", **ONE),
+    "kept": load(13, 12, 0),
+    "kept in part of a block": load(15, 15, 0, offers="unit", groups=(Group("full", 8), Group("mamba", 8))),
+}
+
+
+def seen(release: str, name: str) -> Seen:
+    return play(release, PLAYS)[name]
+
+
+def shows_nothing(found: Seen) -> None:
+    assert not found.broken - {("REF.null-count", "null-count-negative")}, found.text
+
+
+@pytest.mark.parametrize(
+    ("release", "reported", "by_block"),
+    [("0.26.0", UNPACKS, UNPACKS), ("0.29.0", UNPACKS, UNPACKS), ("0.30.0", None, None), ("0.31.0", None, REFUSES),
+     ("0.33.0", None, REFUSES)],
+)  # fmt: skip
+def test_several_groups_have_three_contracts(
+    release: str, reported: tuple[str, str] | None, by_block: tuple[str, str] | None
+) -> None:
+    for name, crash in (("hybrid", reported), ("hybrid, by block", by_block)):
+        found = seen(release, name)
+        if crash is None:
+            shows_nothing(found)
+            assert "r1 [0, 12)" in found.text or "r1 [0, 13)" in found.text, found.text
+            assert found.judged["EXT.counts-what-came"]
+        else:
+            assert crash in found.broken, found.text
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.30.0", "0.33.0"])
+def test_one_group_goes_on_from_what_came(release: str) -> None:
+    by_request = "r1 [0, 13)" if release >= "0.30" else "r1 [8, 13)"
+    for name, goes_on in {
+        "one group": by_request,
+        "one group, by block": "r1 [8, 13)",
+        "one group, sync": "r1 [8, 13)",
+        "one group, all lost": "r1 [0, 13)",
+    }.items():
+        found = seen(release, name)
+        shows_nothing(found)
+        assert goes_on in found.text, found.text
+        assert found.judged["EXT.counts-what-came"]
+
+
+@pytest.mark.parametrize("release", ["0.30.0", "0.33.0"])
+def test_a_policy_to_fail_ends_the_request(release: str) -> None:
+    for name in ("hybrid, fails", "one group, fails"):
+        found = seen(release, name)
+        shows_nothing(found)
+        assert "r1 [" not in found.text, found.text
+
+
+def test_a_synchronous_store_keeps_its_word_where_it_could_not_say_that_it_failed() -> None:
+    found = seen("0.33.0", "hybrid, sync")
+    assert not found.ids() & {"EXT.counts-what-came", "FLOW.no-crash"}, found.text
+    assert "r1 [12, 13)" in found.text
+    assert "brought" not in found.text
+    assert UNPACKS in seen("0.26.0", "hybrid, sync").broken
+
+
+def test_the_rest_of_a_block_that_a_load_filled_in_part_is_left_as_it_was() -> None:
+    for release in ("0.26.0", "0.33.0"):
+        found = seen(release, "kept in part of a block")
+        assert ("EXT.rest-wiped", "rest-of-loaded-block-dirty") in found.broken, found.text
+
+
+DEAF = """
+from vllm.v1.core.sched.scheduler import Scheduler
+Scheduler._handle_failed_recving = lambda self, failed: set()
+"""
+WIPES = """
+from kvproof.impl.vllm import connector
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+KVConnectorBase_V1.get_loaded_kv_cache_group_ids = lambda self, request: ()
+"""
+FREES = """
+from vllm.v1.core.sched.scheduler import Scheduler
+finish = Scheduler.finish_requests
+def finish_requests(self, names, status):
+    for name in [names] if isinstance(names, str) else list(names):
+        self.kv_cache_manager.free(self.requests[name])
+    return finish(self, names, status)
+Scheduler.finish_requests = finish_requests
+"""
+LEFT = Scenario(
+    replace(PLAYS["kept"].config, load_steps=3),
+    (
+        Action("submit", "r1", length=13, max_tokens=3, external=12),
+        Action("step"),
+        Action("abort", "r1"),
+        Action("step", times=4),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "identity"),
+    [
+        (DEAF, "hybrid", ("EXT.counts-what-came", "counts-what-never-came")),
+        (WIPES, "kept", ("EXT.zero-spares-load", "block-of-load-wiped")),
+        (FREES, "left", ("EXT.in-flight-held", "block-of-load-in-flight-free")),
+    ],
+    ids=["deaf", "wipes", "frees"],
+)
+def test_a_scheduler_that_breaks_the_contract_is_caught(spoil: str, name: str, identity: tuple[str, str]) -> None:
+    plays = {name: {"left": LEFT, **PLAYS}[name]}
+    shows_nothing(play("0.33.0", plays)[name])
+    assert identity in play("0.33.0", plays, spoil)[name].broken

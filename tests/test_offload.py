@@ -1,0 +1,186 @@
+"""Offloading to host memory by the releases' own connector, and the boundary states that any connector is handed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproof.spec.config import Config, Group
+from kvproof.spec.scenario import Action, Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+from releaseplays import Seen, play
+
+sys.path.pop(0)
+
+pytestmark = [pytest.mark.release, pytest.mark.slow]
+
+COLUMNS = Path(__file__).with_name("state_column_program.py")
+HYBRID = (Group("full", 4), Group("mamba", 4))
+OFFLOAD = Config(groups=HYBRID, num_blocks=40, hash_unit=4, step_tokens=64, connector="offload", retention=None)
+MTP = replace(OFFLOAD, speculative=1, eagle=True)
+
+
+def again(config: Config, first: int, shared: int, second: int) -> Scenario:
+    """A prompt that is offloaded, a cache that forgets it, and a prompt that asks for it."""
+    return Scenario(
+        config,
+        (
+            Action("submit", "r1", length=first, max_tokens=1),
+            Action("step", times=5),
+            Action("reset"),
+            Action("submit", "r2", "r1", shared, second, 1),
+            Action("step", times=4),
+        ),
+    )
+
+
+PLAYS = {
+    "round trip": again(OFFLOAD, 17, 17, 22),
+    "full host memory": again(replace(OFFLOAD, offload_blocks=4), 17, 17, 22),
+    "ends on a boundary": again(OFFLOAD, 16, 16, 16),
+    "some states and drafts": again(replace(MTP, retention=0), 17, 17, 21),
+    "one state and drafts": again(replace(MTP, retention=0, num_blocks=60), 40, 40, 60),
+    "drafter in small blocks": again(
+        replace(MTP, groups=(Group("full", 4, drafter=True), Group("mamba", 16))), 33, 33, 50
+    ),
+    "slow store": Scenario(
+        replace(OFFLOAD, num_blocks=6, step_tokens=4, max_running=2, load_steps=2),
+        (Action("submit", "r1", length=9, max_tokens=1), Action("step", times=3)),
+    ),
+    "aborted before it ran": Scenario(
+        OFFLOAD, (Action("submit", "r1", length=8, max_tokens=1), Action("abort", "r1"), Action("step"))
+    ),
+    "handed over": Scenario(
+        Config((Group("full", 4), Group("mamba", 8)), 40, 4, 64, connector="async"),
+        (
+            Action("submit", "r1", length=30, max_tokens=4),
+            Action("step", times=8),
+            Action("submit", "r2", "r1", 30, 40, 4),
+            Action("step", times=8),
+        ),
+    ),
+    "nothing to load, deeper in attention": Scenario(
+        Config(HYBRID, num_blocks=5, hash_unit=4, step_tokens=8, connector="async"),
+        (
+            Action("submit", "r1", length=4, max_tokens=1),
+            Action("submit", "r2", "r1", 4, 5, 1),
+            Action("step"),
+        ),
+    ),
+}
+
+OVERWRITTEN = ("EXT.offload-content", "state-overwritten-before-copy")
+NOTHING_SERVED = ("EXT.offload-serves", "holds-but-offers-nothing")
+OFF_BOUNDARY = ("EXT.offload-offers", "offers-boundary-without-state")
+STATELESS = ("HIT.resume-boundary", "resume-without-state")
+ABORTED = (
+    "FLOW.no-crash",
+    "scheduler._build_store_jobs-AssertionError-assert-len-offload_keys-len-offload_block_ids",
+)
+
+
+def seen(release: str, name: str, spoil: str = "") -> Seen:
+    return play(release, PLAYS if not spoil else {name: PLAYS[name]}, spoil)[name]
+
+
+def about_offload(found: Seen) -> set[tuple[str, str]]:
+    return {identity for identity in found.broken if identity[0].startswith(("EXT.", "SLOT.", "FLOW."))}
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("0.28.0", "round trip"),
+        ("0.33.0", "round trip"),
+        ("0.33.0", "full host memory"),
+        ("0.33.0", "ends on a boundary"),
+    ],
+)
+def test_what_is_offloaded_comes_back_as_its_keys_promise(release: str, name: str) -> None:
+    found = seen(release, name)
+    assert about_offload(found) == set()
+    assert found.judged["EXT.offload-content"] > 3
+    if name == "round trip":
+        assert "r2 resumes at 0 local + 16 external tokens" in found.text
+        assert found.judged["EXT.offload-offers"] > 0
+        assert found.judged["EXT.offload-serves"] > 0
+    if name == "ends on a boundary":  # one token is left to compute, so the last block's state is of no use
+        assert "r2 resumes at 0 local + 12 external tokens" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "faulty", "right", "identity"),
+    [
+        ("some states and drafts", "0.28.0", "0.33.0", NOTHING_SERVED),
+        ("one state and drafts", "0.29.0", "0.33.0", NOTHING_SERVED),
+        ("aborted before it ran", "0.26.0", "0.28.0", ABORTED),
+        ("nothing to load, deeper in attention", "0.26.0", "0.28.0", STATELESS),
+        ("drafter in small blocks", "0.33.0", "0.28.0", OFF_BOUNDARY),
+        ("slow store", "0.33.0", "0.28.0", OVERWRITTEN),
+    ],
+)
+def test_a_fault_shows_where_it_is_and_nowhere_else(
+    name: str, faulty: str, right: str, identity: tuple[str, str]
+) -> None:
+    assert identity in seen(faulty, name).broken
+    assert identity not in seen(right, name).broken
+
+
+@pytest.mark.parametrize("release", ["0.29.0", "0.33.0"])
+def test_boundaries_are_handed_over_with_the_blocks_that_hold_them(release: str) -> None:
+    found = seen(release, "handed over")
+    assert about_offload(found) == set()
+    assert found.judged["EXT.offload-content"] > 1
+
+
+SPOIL = {
+    "a wrong block is handed over": (
+        "handed over",
+        """
+from kvproof.impl.vllm import offloads_watch
+offers = offloads_watch._offers
+offloads_watch._offers = lambda output: [(r, g, b + 1, n) for r, g, b, n in offers(output)]
+""",
+        "EXT.offload-content",
+    ),
+    "the lookup adds a block": (
+        "round trip",
+        """
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler as scheduler
+lookup = scheduler._lookup
+scheduler._lookup = lambda self, *rest: (lookup(self, *rest) or 0) + 4
+""",
+        "EXT.offload-offers",
+    ),
+    "the lookup forgets a block": (
+        "round trip",
+        """
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler as scheduler
+lookup = scheduler._lookup
+scheduler._lookup = lambda self, *rest: max(0, (lookup(self, *rest) or 0) - 4)
+""",
+        "EXT.offload-serves",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", SPOIL)
+def test_a_fault_planted_in_a_release_is_found(planted: str) -> None:
+    name, spoil, invariant = SPOIL[planted]
+    assert invariant in seen("0.33.0", name, spoil).ids()
+
+
+@pytest.mark.parametrize(("release", "by_recurrent_block"), [("0.26.0", False), ("0.31.0", False), ("0.32.0", True)])
+def test_the_column_of_a_resumed_state_is_counted_in_recurrent_blocks(
+    inside: Callable[..., Any], release: str, by_recurrent_block: bool
+) -> None:
+    """Up to 0.31 the V2 worker divides by the configured block: another column wherever the two differ."""
+    for configured, recurrent, computed, column in inside(release, COLUMNS):
+        wanted = (computed - 1) // recurrent
+        assert (column == wanted) is (by_recurrent_block or configured == recurrent)

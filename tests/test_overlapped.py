@@ -1,0 +1,111 @@
+"""Asynchronous scheduling on real releases: two steps in flight, and what breaks where blocks are freed too early."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvproof.spec.config import Config, Group
+from kvproof.spec.scenario import Action, Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+from releaseplays import play
+
+sys.path.pop(0)
+
+pytestmark = [pytest.mark.release, pytest.mark.slow]
+
+HYBRID = Config(
+    groups=(Group("full", 4, drafter=True), Group("mamba", 8)),
+    num_blocks=60,
+    hash_unit=4,
+    step_tokens=16,
+    speculative=2,
+    eagle=True,
+    async_scheduling=True,
+)
+ATTENTION = Config(
+    groups=(Group("full", 4),),
+    num_blocks=8,
+    hash_unit=4,
+    step_tokens=32,
+    connector="async",
+    async_scheduling=True,
+)
+LATE_ROW = Scenario(
+    # r1 ends by itself while its next row is in flight, and a load gets its blocks.
+    replace(ATTENTION, num_blocks=6),
+    (
+        Action("submit", "r1", length=7, max_tokens=20),
+        Action("step", times=3),
+        Action("submit", "r2", length=17, max_tokens=2, external=16),
+        Action("finish", "r1"),
+        Action("step", times=12),
+    ),
+)
+PLAYS = {
+    "drafts": Scenario(
+        HYBRID,
+        (
+            Action("submit", "r1", length=20, max_tokens=9),
+            Action("step", times=3),
+            Action("submit", "r2", "r1", 20, 24, 6),
+            Action("step", times=20, accept=(1, 0, 2)),
+        ),
+    ),
+    "loads": Scenario(
+        replace(ATTENTION, groups=(Group("full", 4), Group("mamba", 4)), num_blocks=16),
+        (
+            Action("submit", "r1", length=13, max_tokens=9, external=12),
+            Action("submit", "r2", length=13, max_tokens=9, external=12, missing=4),
+            Action("step", times=6),
+            Action("abort", "r1"),
+            Action("step", times=20),
+        ),
+    ),
+    # PR 49675: where frees wait for the step in flight, preempting somebody makes no room yet.
+    "victims": Scenario(
+        ATTENTION,
+        (
+            *(Action("submit", f"r{i}", length=7, max_tokens=30) for i in range(3)),
+            Action("step", times=40),
+        ),
+    ),
+    "late row": LATE_ROW,
+}
+IN_VAIN = ("ADMIT.preemption-frees", "preempted-for-nothing")
+
+
+@pytest.mark.parametrize("release", ["0.33.0"])
+def test_two_steps_in_flight_are_judged_like_one_after_the_other(release: str) -> None:
+    seen = play(release, PLAYS)
+    assert "r1 [20, 23) (2 drafts)" in seen["drafts"].text
+    for name in ("drafts", "late row", "loads"):
+        assert not seen[name].broken - {("REF.null-count", "null-count-negative")}, seen[name].text
+        assert seen[name].judged["SLOT.attention-read"]
+        assert seen[name].judged["REF.drained"]
+
+
+def test_preempting_a_victim_whose_blocks_are_fenced_makes_no_room() -> None:
+    assert IN_VAIN in play("0.29.0", PLAYS)["victims"].broken
+    healthy = play("0.30.0", PLAYS)["victims"]
+    assert IN_VAIN not in healthy.broken
+    assert healthy.judged["ADMIT.preemption-frees"]
+
+
+UNFENCED = """
+from vllm.v1.core.sched.scheduler import Scheduler
+made = Scheduler.__init__
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.defer_block_free = self.defer_async_loads = False
+Scheduler.__init__ = __init__
+"""
+
+
+def test_blocks_that_are_freed_under_a_step_in_flight_are_seen_to_be_overwritten() -> None:
+    found = play("0.33.0", {"late row": LATE_ROW}, UNFENCED)["late row"]
+    assert found.ids() & {"SLOT.attention-read", "SLOT.key-content"}, found.text

@@ -1,0 +1,82 @@
+"""What real releases announce, count and promise at start-up: known faults show, planted ones too, and no others."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.release, pytest.mark.slow]
+
+PROGRAM = Path(__file__).with_name("told_program.py")
+COUNTS_NULL, RESERVES_NULL, NEWEST = "0.28.0", "0.29.0", "0.33.0"
+OLD = ("REF.null-count", "null-count-negative")
+"""Known up to 0.32, and about something else."""
+
+
+@functools.cache
+def told(release: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, str(PROGRAM), release], check=True, capture_output=True, text=True)
+    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def shown(release: str, name: str) -> set[tuple[str, str]]:
+    return {(invariant, cause) for invariant, cause in told(release)[name]["shown"]} - {OLD}
+
+
+def judged(release: str, name: str, invariant: str) -> int:
+    return int(told(release)[name]["evaluations"].get(invariant, 0))
+
+
+@pytest.mark.parametrize("release", [COUNTS_NULL, NEWEST])
+def test_a_sparse_group_announces_tokens_that_its_hashes_do_not_cover(release: str) -> None:
+    assert shown(release, "sparse") == {("EVENT.stored-well-formed", "mamba-tokens-of-other-blocks")}
+
+
+@pytest.mark.parametrize("release", [COUNTS_NULL, NEWEST])
+def test_replaying_the_events_of_full_attention_yields_its_keys(release: str) -> None:
+    assert shown(release, "evicting") == set()
+    for invariant in ("EVENT.replays", "EVENT.stored-well-formed", "EVENT.removed-is-gone", "EVENT.counters"):
+        assert judged(release, "evicting", invariant) > 4, invariant
+
+
+def test_one_of_two_copies_goes_and_the_key_is_announced_as_removed() -> None:
+    assert shown(NEWEST, "twice") == {("EVENT.removed-is-gone", "removed-while-carried")}
+
+
+@pytest.mark.parametrize(
+    ("planted", "invariant", "cause"),
+    [
+        ("says nothing of what goes", "EVENT.replays", "removal-not-announced"),
+        ("says half of what comes", "EVENT.replays", "key-not-announced"),
+        ("counts more hits", "EVENT.counters", "lookups-in-the-cache-hits-beyond-queries"),
+        ("counts a part twice", "EVENT.counters", "prompt-local-negative"),
+    ],
+)
+def test_a_planted_fault_is_seen(planted: str, invariant: str, cause: str) -> None:
+    assert shown(NEWEST, planted) == {(invariant, cause)}
+
+
+def test_the_null_block_was_counted_as_usable_at_start_up_until_029() -> None:
+    starved = {("ADMIT.startup", "lone-request-starves")}
+    assert shown(COUNTS_NULL, "null counted") == starved
+    assert told(COUNTS_NULL)["limit"] == {"blocks": 42}
+    for release in (RESERVES_NULL, NEWEST):
+        assert shown(release, "null counted") == set()
+        assert told(release)["limit"] == {"blocks": 43}
+
+
+@pytest.mark.parametrize("release", [COUNTS_NULL, RESERVES_NULL, NEWEST])
+def test_what_fits_the_accepted_pool_runs_to_its_end(release: str) -> None:
+    assert shown(release, "fits") == set()
+    assert judged(release, "fits", "ADMIT.startup") == 1
+
+
+def test_a_hit_inside_a_block_takes_more_than_the_accepted_pool_has() -> None:
+    assert shown(NEWEST, "copies") == {("ADMIT.startup", "lone-request-starves-with-partial-hit")}

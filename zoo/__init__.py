@@ -1,0 +1,1 @@
+"""The faults of the zoo, one file each; see docs/zoo.md."""
