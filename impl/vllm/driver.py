@@ -187,7 +187,7 @@ class Driver:
                 return self._submit(action)
             case "step":
                 for _ in range(action.times):
-                    if self._at_rest:
+                    if self.dead or self._at_rest:
                         break
                     self._step(action.accept)
                 return True

@@ -83,6 +83,8 @@ class Schedule:
         # Nothing else is in flight, so both ends are given back as soon as the copies are queued.
         pool.release(world, [block for pair in self.step.copies for block in pair])
         for row in self.step.rows:
+            if row.end - row.start <= row.drafts:
+                raise Faulty(f"{row.request.name} is to run {row.drafts} drafts in {row.end - row.start} tokens")
             row.request.computed = row.end
             row.request.prefilling = row.end < row.request.known
         return self.step
