@@ -214,9 +214,9 @@ def group_peak(config: Config, group: Group, total_tokens: int) -> int:
     """The most blocks one request holds in ``group`` at any time, alone in an idle pool. An upper bound.
 
     ``total_tokens`` is everything it may ever need slots for: prompt, output and drafts. Full attention keeps every
-    block. A window or chunk group keeps what overlaps the window and the tokens in flight. A recurrent group keeps the previous
-    state, the running one and K speculative ones, one more per step in flight, a checkpoint, and for a tail inside a
-    block both ends of its copy.
+    block. A window or chunk group keeps what overlaps the window and the tokens in flight. A recurrent group keeps the
+    previous state, the running one and K speculative ones, one more per step in flight, a checkpoint, and for a tail
+    inside a block both ends of its copy.
     """
     columns = -(-total_tokens // group.block_size)
     tail = 1 if config.partial_hits else 0
