@@ -1,7 +1,11 @@
-"""Scenarios on real releases: one process per release and set of scenarios, since a release is imported once."""
+"""Scenarios on real releases: one process per release, which imports it once and forks for each set of scenarios.
+
+So what a test does to a release stays in a process of its own.
+"""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import subprocess
@@ -11,21 +15,43 @@ from dataclasses import dataclass
 
 from kvproof.spec.scenario import Scenario
 
-PLAY = """
-import json, sys
+SERVE = """
+import json, os, sys, traceback
 from kvproof import subjects
 from kvproof.models.stateful.replay import replay
 from kvproof.scenario_file import parse
-release, spoil, plays = json.load(sys.stdin)
-subject = subjects.open_subject(subjects.parse("vllm==" + release), lambda line: None)
-exec(spoil)
-seen = {}
-for name, data in plays.items():
-    played = replay(subject, parse(data).scenario)
-    assert not played.error, played.error
-    seen[name] = [sorted({v.identity for v in played.violations}), dict(played.evaluations), played.text]
-print(json.dumps(seen))
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+subject = subjects.open_subject(subjects.parse("vllm==" + sys.argv[1]), lambda line: None)
+
+
+def played(spoil, plays):
+    exec(spoil, {})
+    seen = {}
+    for name, data in plays.items():
+        one = replay(subject, parse(data).scenario)
+        assert not one.error, f"{name}: {one.error}"
+        seen[name] = [sorted({v.identity for v in one.violations}), dict(one.evaluations), one.text]
+    return seen
+
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            answer = played(*json.loads(line))
+        except BaseException:
+            answer = traceback.format_exc()
+        print(json.dumps(answer), file=answers, flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print(json.dumps("the process died"), file=answers, flush=True)
 """
+KEPT = 3
+"""Releases that stay imported, the last ones asked: each takes half a gigabyte."""
+
+_servers: dict[str, subprocess.Popen[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -47,11 +73,39 @@ def play(release: str, scenarios: Mapping[str, Scenario], spoil: str = "") -> di
 
 @functools.cache
 def _play(release: str, plays: str, spoil: str) -> dict[str, Seen]:
-    asked = json.dumps([release, spoil, json.loads(plays)])
-    done = subprocess.run([sys.executable, "-c", PLAY], input=asked, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout.splitlines()[-1])
+    server = _server(release)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(json.dumps([spoil, json.loads(plays)]), file=server.stdin, flush=True)
+    said = server.stdout.readline()
+    assert said, f"vLLM {release} did not start (exit code {server.wait()})"
+    answers = json.loads(said)
+    assert not isinstance(answers, str), answers
     return {
         name: Seen(frozenset((i, c) for i, c in broken), judged, text)
         for name, (broken, judged, text) in answers.items()
     }
+
+
+def _server(release: str) -> subprocess.Popen[str]:
+    server = _servers.pop(release, None)
+    while len(_servers) >= KEPT:
+        _stop(next(iter(_servers)))
+    if server is None:
+        command = [sys.executable, "-c", SERVE, release]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    _servers[release] = server
+    return server
+
+
+def _stop(release: str) -> None:
+    server = _servers.pop(release)
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for release in list(_servers):
+        _stop(release)

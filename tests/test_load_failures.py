@@ -57,6 +57,15 @@ PLAYS = {
     "kept": load(13, 12, 0),
     "kept in part of a block": load(15, 15, 0, offers="unit", groups=(Group("full", 8), Group("mamba", 8))),
 }
+PLAYS["left"] = Scenario(
+    replace(PLAYS["kept"].config, load_steps=3),
+    (
+        Action("submit", "r1", length=13, max_tokens=3, external=12),
+        Action("step"),
+        Action("abort", "r1"),
+        Action("step", times=4),
+    ),
+)
 
 
 def seen(release: str, name: str) -> Seen:
@@ -140,15 +149,6 @@ def finish_requests(self, names, status):
     return finish(self, names, status)
 Scheduler.finish_requests = finish_requests
 """
-LEFT = Scenario(
-    replace(PLAYS["kept"].config, load_steps=3),
-    (
-        Action("submit", "r1", length=13, max_tokens=3, external=12),
-        Action("step"),
-        Action("abort", "r1"),
-        Action("step", times=4),
-    ),
-)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,5 @@ LEFT = Scenario(
     ids=["deaf", "wipes", "frees"],
 )
 def test_a_scheduler_that_breaks_the_contract_is_caught(spoil: str, name: str, identity: tuple[str, str]) -> None:
-    plays = {name: {"left": LEFT, **PLAYS}[name]}
-    shows_nothing(play("0.33.0", plays)[name])
-    assert identity in play("0.33.0", plays, spoil)[name].broken
+    shows_nothing(seen("0.33.0", name))
+    assert identity in play("0.33.0", {name: PLAYS[name]}, spoil)[name].broken

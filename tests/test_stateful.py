@@ -35,7 +35,7 @@ IDENTITIES = {
 CONFIG = Config(groups=(Group("full", 4), Group("mamba", 4)), num_blocks=33, hash_unit=4, step_tokens=32)
 
 
-def fuzz(fault: str, seed: int = 1, steps: int = 1500, workers: int = 1) -> Campaign:
+def fuzz(fault: str, seed: int = 1, steps: int = 7000, workers: int = 1) -> Campaign:
     return campaign.run(ToySubject(fault), seed=seed, steps=steps, workers=workers)
 
 
@@ -61,10 +61,10 @@ def test_a_planted_fault_is_found_made_small_and_replayed(fault: str) -> None:
 
 
 def test_a_healthy_engine_gives_no_finding() -> None:
-    found = fuzz("", steps=3000)
+    found = fuzz("", steps=12_000)
     assert found.findings == ()
     assert found.errors == ()
-    assert found.steps >= 3000
+    assert found.steps >= 12_000
     assert found.first_seen == {}
     assert {"REF.references", "SLOT.key-content", "FLOW.no-crash"} <= {
         name for name, n in found.evaluations.items() if n
@@ -75,7 +75,7 @@ def test_a_healthy_engine_gives_no_finding() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_seed_gives_the_same_campaign(workers: int) -> None:
-    first, second = fuzz("unaligned", workers=workers), fuzz("unaligned", workers=workers)
+    first, second = (fuzz("unaligned", steps=7000 * workers, workers=workers) for _ in range(2))
     assert first.findings
     assert without_clock(first) == without_clock(second)
 
@@ -85,8 +85,8 @@ def test_another_seed_goes_another_way() -> None:
 
 
 def test_workers_merge_what_they_find() -> None:
-    found = fuzz("leak", steps=2001, workers=2)
-    assert found.steps >= 2001
+    found = fuzz("leak", steps=14_001, workers=2)
+    assert found.steps >= 14_001
     assert found.errors == ()
     identities = [f.violation.identity for f in found.findings]
     assert sorted(set(identities)) == identities
@@ -95,7 +95,7 @@ def test_workers_merge_what_they_find() -> None:
 
 def test_known_findings_are_passed_over_but_seen() -> None:
     identities = frozenset(f.violation.identity for f in fuzz("unaligned").findings)
-    found = campaign.run(ToySubject("unaligned"), seed=1, steps=1500, known=identities)
+    found = campaign.run(ToySubject("unaligned"), seed=1, steps=7000, known=identities)
     assert not identities & {f.violation.identity for f in found.findings}
     assert identities & set(found.first_seen)
     assert found.coverage["run ended by a known violation"] > 0
@@ -180,7 +180,7 @@ def test_seconds_end_a_campaign() -> None:
 
 def test_progress_names_what_is_found() -> None:
     said: list[str] = []
-    campaign.run(ToySubject("leak"), seed=1, steps=800, progress=said.append)
+    campaign.run(ToySubject("leak"), seed=1, steps=7000, progress=said.append)
     assert any("REF.references (count-exceeds-holders)" in line for line in said)
 
 
@@ -189,7 +189,7 @@ def test_progress_tells_new_from_known(workers: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(campaign, "SECONDS_BETWEEN_REPORTS", 0.0)
     said: list[str] = []
     identities = frozenset(f.violation.identity for f in fuzz("leak").findings)
-    campaign.run(ToySubject("leak"), seed=1, steps=3000, workers=workers, known=identities, progress=said.append)
+    campaign.run(ToySubject("leak"), seed=1, steps=7000 * workers, workers=workers, known=identities, progress=said.append)
     assert said[-1].endswith("0 new, 1 known")
 
 
@@ -212,7 +212,9 @@ def test_drawn_configurations_are_possible_and_small(setup: Setup) -> None:
     menu = Menu(setup)
     assert menu.lengths
     assert menu.lengths[-1] <= menu.longest <= 12 * 32
-    assert menu.longest + max(menu.outputs) < config.max_model_len
+    assert menu.longest < config.max_model_len
+    # Only where the longest request is as long as the model allows may an output be cut short by that.
+    assert setup.pool == "exact" or menu.longest + max(menu.outputs) < config.max_model_len
     if config.eagle and len(config.groups) > 1:
         assert not any(g.drafter for g in config.groups if g.kind == "mamba")
 

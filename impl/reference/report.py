@@ -192,14 +192,14 @@ class Report:
         self._estimates.append(event)
         self.emit(event)
 
-    def refused(self, request: Request) -> None:
-        """There is no room for what was asked last."""
+    def refused(self, request: Request, reserved: int = 0) -> None:
+        """There is no room for what was asked last, with ``reserved`` blocks left for others."""
         if self.emit is not None:
             estimates, self._estimates = tuple(self._estimates), []
             free = len(self.pool.free)
-            self.emit(Allocate(request.name, granted=False, taken=0, free_before=free, estimates=estimates))
+            self.emit(Allocate(request.name, False, taken=0, free_before=free, estimates=estimates, reserved=reserved))
 
-    def granted(self, request: Request, plan: Plan, grant: Grant, free: int) -> None:
+    def granted(self, request: Request, plan: Plan, grant: Grant, free: int, reserved: int = 0) -> None:
         if self.emit is None or not (self.whole or self._estimates or plan.target.hits):
             return  # nothing was taken, and nothing was said of the question
         estimates, self._estimates = tuple(self._estimates), []
@@ -213,5 +213,6 @@ class Report:
                 estimates=estimates,
                 new_blocks=tuple(grant.taken),
                 evictable_hits=tuple(grant.touched),
+                reserved=reserved,
             )
         )

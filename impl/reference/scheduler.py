@@ -118,6 +118,8 @@ class Scheduler:
             if request.status is Status.LOADING:
                 continue
             used = self._admit(request, budget, step)
+            while used is None and self._idle_holder_gives_way(request):
+                used = self._admit(request, budget, step)
             if used is None:
                 break
             budget -= used
@@ -177,13 +179,23 @@ class Scheduler:
         return chunk.end - start
 
     def _load(self, request: Request, found: Target, step: Step) -> int | None:
-        """Make room for an asynchronous load and begin it; the request waits for it with its blocks."""
+        """Make room for an asynchronous load, leaving others what they still need, and begin it; the request waits for
+        it with its blocks."""
         target = Target(found.computed, found.computed, found.hits, found.local, found.external, load=True)
-        if not self._whole_fits(request, target) or not self._allocate(request, target, step):
+        reserved = sum(self._remaining(other) for other in (*self.running, *self.waiting))
+        if not self._whole_fits(request, target) or not self._allocate(request, target, step, reserved):
             return None
         self._begin_load(request, target)
         request.status = Status.LOADING
         return 0
+
+    def _remaining(self, request: Request) -> int:
+        """Blocks that a request with blocks in its hands still needs for the tokens that are known of it. Nobody can
+        take them from a load under way: were they not left, those who wait for their loads could keep each other from
+        ever starting."""
+        if request.status is Status.WAITING:
+            return 0
+        return self.planner.plan(request, Target(request.known, request.computed, whole=True)).total
 
     def _enter(self, request: Request, queue: list[Request], status: Status) -> None:
         self.waiting.remove(request)
@@ -254,21 +266,21 @@ class Scheduler:
             self.report.refused(request)
         return fits
 
-    def _allocate(self, request: Request, target: Target, step: Step) -> bool:
-        """Take what the step needs, or nothing."""
+    def _allocate(self, request: Request, target: Target, step: Step, reserved: int = 0) -> bool:
+        """Take what the step needs, or nothing: ``reserved`` blocks are left for others."""
         self.report.dry_run(request, target)
         plan = self.planner.plan(request, target)
         self.report.asked(request, plan, dry=False)
         free = len(self.pool.free)
-        if plan.total > free:
-            self.report.refused(request)
+        if plan.total > free - reserved:
+            self.report.refused(request, reserved)
             return False
         grant = self.planner.carry_out(request, plan)
         step.copies += grant.copies
         for group, block in grant.exports.items():
             request.recurrent[group].exporting = block
         self._pin_source(request, target)
-        self.report.granted(request, plan, grant, free)
+        self.report.granted(request, plan, grant, free, reserved)
         return True
 
     def _pin_source(self, request: Request, target: Target) -> None:
@@ -297,12 +309,24 @@ class Scheduler:
             return True
         if self._give_up_checkpoints(request):
             return True
-        loaded = [other for other in self.waiting if other.status is Status.LOADED]
-        if loaded:
-            self.preempt(loaded[-1])
+        if self._loaded_gives_way(request):
             return True
         self.preempt(request)
         return False
+
+    def _idle_holder_gives_way(self, request: Request) -> bool:
+        """Where nothing runs or is about to, those whose load has arrived hold blocks that the first in line needs: the
+        newest of them gives way. False if nobody does."""
+        if self.running or any(other.status is Status.LOADING for other in self.waiting):
+            return False
+        return self._loaded_gives_way(request)
+
+    def _loaded_gives_way(self, request: Request) -> bool:
+        """The newest of the others whose load has arrived loses its blocks. False if there is none."""
+        loaded = [other for other in self.waiting if other.status is Status.LOADED and other is not request]
+        if loaded:
+            self.preempt(loaded[-1])
+        return bool(loaded)
 
     def _give_up_checkpoints(self, request: Request) -> bool:
         """A request that would lose everything gives up its held state first, for good: nobody can resume there."""

@@ -208,18 +208,19 @@ class CacheMachine(RuleBasedStateMachine):
             actions.append(Action("step", times=dice.pick(1, 4)))
         self._do(actions)
 
-    @precondition(lambda self: self._room() and self.menu.endless > 0)
+    @precondition(lambda self: self._room() and self.setup.crowded and self.menu.endless > 0)
     @rule(dice=dice(16))
     def beside(self, dice: Dice) -> None:
         """Somebody arrives while a few others generate on and on."""
-        actions = []
+        actions, others = [], []
         for _ in range(dice.pick(2, 1, 3, 4)):
             other = self._submit("", 0, dice.pick(1, self.menu.unit), dice)
             other = self.prompts[other.request] = replace(other, max_tokens=self.menu.endless, external=0, missing=0)
             actions.append(other)
+            others.append(other.request)
         actions.append(Action("step", times=2))
         actions.append(self._submit("", 0, dice.of(self.menu.prompts), dice))
-        self._do([*actions, Action("step", times=dice.pick(60, 20))])
+        self._do([*actions, Action("step", times=dice.pick(60, 20)), *(Action("finish", name) for name in others)])
 
     # -- the engine runs ----------------------------------------------------------------------------------------------
 

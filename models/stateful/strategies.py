@@ -60,6 +60,7 @@ class Setup:
     ``reach`` is the longest prompt in scheduler blocks. ``by_default`` says that retention is left to the subject's own
     default. ``resets`` lets the operator clear the cache (in most runs nobody does: it undoes what a run built up).
     ``forced`` allows actions that come from outside the scheduler. ``unreliable``: the store may lose what it promised.
+    ``crowded``: some generate on and on while others arrive, which takes many steps.
     """
 
     config: Config
@@ -69,6 +70,7 @@ class Setup:
     resets: bool = False
     forced: bool = False
     unreliable: bool = False
+    crowded: bool = False
 
     def resolved(self, default_retention: Retention) -> Setup:
         """The same with the subject's own retention where none was chosen."""
@@ -178,7 +180,9 @@ def draw_setup(dice: Dice) -> Setup:
         pool, blocks = "exact", peak_blocks(config, longest)
         config = replace(config, max_model_len=max(longest, 2), num_blocks=max(1 + blocks, config.smallest_pool()))
     config = _served(config, unreliable, pick)
-    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable)
+    return Setup(
+        config, reach, pool, retention == "default", resets, forced, unreliable, pick(False, False, False, True)
+    )
 
 
 def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Config:

@@ -116,8 +116,11 @@ class Dialect:
 
     ``spares_last``: no draft is computed at the last position of the model length. In the reference engine one is.
 
-    ``leaves_room``: an asynchronous load begins only if unfinished prefills find room beside it. In the reference
-    engine it begins if it fits: a request whose load has arrived gives way to one that runs and finds no block.
+    ``keeps_arrived``: a request whose load has arrived keeps its blocks. In the reference engine it gives way to one
+    that runs and finds no block, and, where nothing runs, to the first in line.
+
+    ``reserves_for_prefills``: an asynchronous load leaves room for unfinished prefills and their first decoding step.
+    In the reference engine for the known tokens of all that hold blocks, those that decode included.
 
     ``queues_loads_apart``: requests that wait for a load, or for one block more after it, are asked before all others.
     In the reference engine they keep their place.
@@ -159,7 +162,8 @@ class Dialect:
     pads_admitted: bool = True
     limits_decoding: bool = True
     spares_last: bool = True
-    leaves_room: bool = True
+    keeps_arrived: bool = True
+    reserves_for_prefills: bool = True
     queues_loads_apart: bool = True
     frees_at_once: bool = True
 
@@ -169,7 +173,7 @@ class Dialect:
         for name in ("keys_ahead", "frees_at_once"):
             if getattr(self, name) != self.moves_states:
                 raise ValueError(f"{name} and moves_states differ: turn them off together")
-        for name in ("lets_go", "replaces_keys", "keys_prompt_alone", "leaves_room", "queues_loads_apart"):
+        for name in ("lets_go", "replaces_keys", "keys_prompt_alone", "keeps_arrived", "queues_loads_apart"):
             if self.moves_states and not getattr(self, name):
                 raise ValueError(f"{name} is off where states are moved: turn moves_states off, too")
 
@@ -194,7 +198,8 @@ REFERENCE = Dialect(
     pads_admitted=False,
     limits_decoding=False,
     spares_last=False,
-    leaves_room=False,
+    keeps_arrived=False,
+    reserves_for_prefills=False,
     queues_loads_apart=False,
     frees_at_once=False,
 )

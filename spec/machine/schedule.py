@@ -128,12 +128,16 @@ class Schedule:
         gives = world.running[-1]
         if gives is request and not dialect.lets_go and unmoved.give_up(world, request):
             return True
-        if gives is request and not dialect.leaves_room:
-            # Its load began without leaving room, so a request whose load has arrived may be what is in the way.
-            gives = next((other for other in reversed(world.waiting) if other.status == ARRIVED), request)
+        if gives is request and not dialect.keeps_arrived:
+            gives = self._newest_arrived(request) or request
         preempt(world, self.sizes, gives)
         self.step.preempted = True
         return gives is not request
+
+    def _newest_arrived(self, request: Request) -> Request | None:
+        """The newest of the others whose load has arrived, and who wait with their blocks."""
+        arrived = (other for other in reversed(self.world.waiting) if other.status == ARRIVED and other is not request)
+        return next(arrived, None)
 
     def _row(
         self, request: Request, start: int, end: int, drafts: int, wrong: bool = False, load: Flight | None = None
@@ -182,12 +186,24 @@ class Schedule:
             if request.status == LOADING:
                 continue
             admitted = self._admit(request)
+            while admitted is None and self._idle_holder_gives_way(request):
+                admitted = self._admit(request)
             if admitted is None:
                 break
             if admitted:
                 world.waiting.remove(request)
                 world.running.append(request)
             request.status = RUNNING if admitted else LOADING
+
+    def _idle_holder_gives_way(self, request: Request) -> bool:
+        """Where nothing runs or is about to, the newest whose load has arrived gives way to the first in line."""
+        world = self.world
+        if self.sizes.dialect.keeps_arrived or world.running or any(r.status == LOADING for r in world.waiting):
+            return False
+        gives = self._newest_arrived(request)
+        if gives is not None:
+            preempt(world, self.sizes, gives)
+        return gives is not None
 
     def _arrive(self, request: Request) -> None:
         """The load is there: what it brought is keyed, and one token at least is computed."""
@@ -239,11 +255,12 @@ class Schedule:
     def _load(self, request: Request, hit: Hit, external: int) -> bool | None:
         """Make room for an asynchronous load, leaving others what they still need, and begin it."""
         need = Need(hit.tokens + external, hit.tokens, external, hit.blocks, load=True)
-        reserved = 0
-        if self.sizes.dialect.leaves_room:
-            others = [*self.world.requests(), *self._skipped]
+        others = [*self.world.requests(), *self._skipped]
+        if self.sizes.dialect.reserves_for_prefills:
             reserved = sum(self._remaining(other) for other in others if self._prefills(other))
             reserved += self.sizes.decoding_blocks()
+        else:
+            reserved = sum(self._known_blocks(other) for other in others if other.status != WAITING)
         if not self._take(request, need, self.config.full_sequence_must_fit, reserved, keyed=False):
             return None
         request.computed = need.computed
@@ -267,6 +284,10 @@ class Schedule:
         need = Need(request.known, request.computed, ahead=1 + drafts if drafts and dialect.reserves_slots else 0)
         blocks = sum(part.total for part in self._charge(request, need))
         return blocks if dialect.reserves_slots else blocks + self.sizes.decoding_blocks()
+
+    def _known_blocks(self, request: Request) -> int:
+        """Blocks that a request still needs for the tokens that are known of it."""
+        return sum(part.total for part in self._charge(request, Need(request.known, request.computed)))
 
     # -- where to resume ----------------------------------------------------------------------------------------------
 
