@@ -183,7 +183,7 @@ def same_step(observation: Observation) -> Verdict:
             if block == NULL or group.kind != "mamba":
                 continue
             judged = True
-            if view.pending(block):
+            if view.of_this_step(block):
                 witness = (
                     f"{event.request} resumes from block {block} (slot {slot} of group {index}), "
                     "which is only written in this step"

@@ -17,6 +17,7 @@ import msgspec
 
 from kvproof import scenario_file
 from kvproof.errors import UsageError
+from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import ScenarioError
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ of how the release is driven."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One known finding. ``releases`` is a list of versions or ranges such as ``>=0.27,<0.28``, or one of either."""
+    """One known finding. ``releases`` is a list of versions or ranges such as ``>=0.27,<0.28``, or one of either.
+
+    ``where`` holds what a violation says of its place, as far as an exported test has to know it.
+    """
 
     invariant: str
     cause: str
@@ -43,11 +47,16 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Status
     reference: str
     reasoning: str
+    where: dict[str, str | int] = {}
     scenario: dict[str, Any] | None = None
 
     @property
     def identity(self) -> tuple[str, str]:
         return (self.invariant, self.cause)
+
+    def violation(self) -> Violation:
+        """What the record says that its scenario shows."""
+        return Violation(self.invariant, self.cause, "", tuple(self.where.items()))
 
 
 @dataclass(frozen=True)

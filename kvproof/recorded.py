@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from kvproof import engines, findings
+from kvproof.report import SHOWN
 from kvproof.spec.config import ConfigError
 from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
@@ -52,7 +53,7 @@ class KnownFinding(msgspec.Struct, frozen=True):
         if self.shown is None:
             return f"known: not seen in this run; {self.why}"
         if self.shown:
-            return "known: its recorded scenario still shows it"
+            return SHOWN
         return "gone: its recorded scenario no longer shows it"
 
 

@@ -11,12 +11,15 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvproof.errors import FOUND, INTERRUPTED, MET, UNDETERMINED, USAGE, UsageError
 from kvproof.scenario_file import write_whole
 
 Kind = Literal["proof", "invariant", "finding", "mutant", "run"]
+SHOWN: Final = "known: its recorded scenario still shows it"
+"""The verdict on a finding that is as it was recorded."""
+
 Outcome = Literal["pass", "fail", "undetermined", "error", "skip", "info"]
 
 

@@ -130,7 +130,7 @@ def parse(data: Any) -> ScenarioFile:
         else:
             data = data["scenario"]
     if _MARK not in data and "invariant" in data and isinstance(data.get("scenario"), dict):
-        note = {name: data[name] for name in ("invariant", "cause") if name in data}
+        note = {name: data[name] for name in ("invariant", "cause", "where") if name in data}
         return ScenarioFile(parse(data["scenario"]).scenario, _note(note, "$"))
     _check_version(data)
     note_data = data.get("finding")

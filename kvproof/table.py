@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvproof.proofs import SOLVERS
-from kvproof.report import Report, Row
+from kvproof.report import SHOWN, Report, Row
 from kvproof.spec.scenario import ActionKind
 from kvproof.streams import write
 
@@ -122,8 +122,15 @@ def _together(rows: Sequence[Row]) -> list[Row]:
 def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
     counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
     _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}")
+    # What is as it was recorded takes a line; its record says the rest.
+    same = [row for row in rows if brief and row.verdict == SHOWN]
     for row in rows:
-        _block(out, row)
+        if row not in same:
+            _block(out, row)
+    if same:
+        out.print(Padding(Text(f"{SHOWN} (findings/README.md):", style=_STYLES["info"]), (0, 0, 0, 2)))
+    for row in same:
+        out.print(Padding(Text(row.id), (0, 0, 0, 4)))
 
 
 def _mutants(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:

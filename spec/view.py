@@ -96,6 +96,9 @@ class View(Protocol):
     def pending(self, block: int) -> bool:
         """Whether the block's content is not due yet: the step that writes it has not run."""
 
+    def of_this_step(self, block: int) -> bool:
+        """Whether it is the step that is being scheduled that writes it: those in flight run before that."""
+
     def holders(self) -> Iterable[Holder]:
         """Every counted reference that the cache's bookkeeping gives a reason for."""
 

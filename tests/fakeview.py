@@ -41,6 +41,8 @@ class FakeView:
     unmapped: set[int] = field(default_factory=set)
     strays: dict[tuple[int, State], set[int]] = field(default_factory=dict)
     unwritten: set[int] = field(default_factory=set)
+    in_flight: set[int] = field(default_factory=set)
+    """Of these, the blocks that a step before the one that is being scheduled writes."""
     others: list[Holder] = field(default_factory=list)
     slots: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     running: dict[str, RunningRequest] = field(default_factory=dict)
@@ -80,6 +82,9 @@ class FakeView:
 
     def pending(self, block: int) -> bool:
         return block in self.unwritten
+
+    def of_this_step(self, block: int) -> bool:
+        return block in self.unwritten and block not in self.in_flight
 
     def holders(self) -> Iterable[Holder]:
         for (name, group), table in self.slots.items():

@@ -116,6 +116,7 @@ STATES = ("moves_states", "keys_ahead", "frees_at_once", "lets_go", "replaces_ke
 WAYS = [(name,) for name in SWITCHES if not getattr(REFERENCE, name) and name not in STATES[:3]]
 PAIR = (Group("full", 4), Group("mamba", 4))
 SMALL = Config(PAIR, 40, hash_unit=1, step_tokens=16, max_model_len=64, speculative=2)
+LOADS = Config(PAIR, 9, hash_unit=4, step_tokens=16, max_model_len=64, connector="async", full_sequence_must_fit=False)
 HAND_MADE = (
     # The first token of b lies in a block of its own, which is keyed for it and for the whole block.
     Scenario(
@@ -143,6 +144,19 @@ HAND_MADE = (
     # Drafts up to the last position.
     Scenario(
         replace(SMALL, max_model_len=9), (Action("submit", "a", length=6, max_tokens=9), Action("step", times=9))
+    ),
+    # Both loads would fit, but neither request could start then.
+    Scenario(
+        replace(LOADS, num_blocks=8),
+        (Action("submit", "a", length=9, max_tokens=1, external=8),
+         Action("submit", "b", length=9, max_tokens=1, external=8), Action("step", times=9)),
+    ),
+    # Who lost its blocks has to leave room for one whose load has arrived, and who waits behind it.
+    Scenario(
+        LOADS,
+        (Action("submit", "a", length=9, max_tokens=3, external=8), Action("step", times=2),
+         Action("submit", "b", length=20, max_tokens=1, external=4), Action("step"), Action("preempt", "a"),
+         Action("evict", times=0), Action("step", times=9)),
     ),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,11 @@ WINDOW = Scenario(
 )
 
 SCENARIOS = {"eagle": EAGLE, "tail": TAIL, "long": LONG, "mixed": MIXED, "window": WINDOW}
-CAUSES = {"HIT.only-recurrent-short": "recurrent-short-refused"}
+CAUSES = {
+    "HIT.only-recurrent-short": "recurrent-short-refused",
+    "EVENT.stored-well-formed": "mamba-tokens-of-other-blocks",
+}
+PROMISED: dict[str, str | int] = {"request": "b", "base": "a", "promised": 16}
 
 
 def broken(invariant: str, cause: str = "", **where: str | int) -> Violation:
@@ -72,7 +77,7 @@ def exported() -> dict[str, str]:
     """Every scenario for every invariant that has a test, by a name that is a file's."""
     files = {
         f"{name}_{invariant}".replace(".", "_").replace("-", "_"): export_pytest(
-            scenario, broken(invariant), "vllm==0.30.0"
+            scenario, broken(invariant, **PROMISED if invariant.startswith("REUSE") else {}), "vllm==0.30.0"
         )
         for name, scenario in SCENARIOS.items()
         for invariant in CHECKS
@@ -101,7 +106,7 @@ def recorded(invariant: str, cause: str, release: str) -> str:
 
 def exported_record(record: Record) -> str:
     assert record.scenario is not None
-    return export_pytest(scenario_file.parse(record.scenario).scenario, Violation(*record.identity, ""), "")
+    return export_pytest(scenario_file.parse(record.scenario).scenario, record.violation(), "")
 
 
 def imported(text: str) -> set[str]:
@@ -189,7 +194,7 @@ def test_a_record_tells_its_releases_and_what_is_known() -> None:
     assert "Found on vLLM 0.26.0 … 0.31.0. Not confirmed" in told
     record = record_of("SLOT.chunk-end", "chunk-ends-off-boundary", "0.26.0")
     assert record.scenario is not None
-    text = export_text(scenario_file.parse(record.scenario).scenario, Violation(*record.identity, ""), "")
+    text = export_text(scenario_file.parse(record.scenario).scenario, record.violation(), "")
     assert "shows on vLLM 0.26.0: SLOT.chunk-end (chunk-ends-off-boundary)\n" in text
     assert not any(line and not line.strip() for line in text.splitlines())
 
@@ -229,6 +234,43 @@ def test_requests_that_end_with_their_first_token_need_no_drafts() -> None:
     assert "num_speculative_blocks=K" in text
     for absent in ("def propose", "def next_token", "DraftTokenIds", "drafts ="):
         assert absent not in text
+
+
+def test_what_a_record_says_was_promised_is_asked_for() -> None:
+    resend = recorded("REUSE.resend", "lookup-of-one-group-passes-over-with-drafter-with-store", "0.33.0")
+    assert 'request.request_id == "r2"' in resend
+    assert "answer[1] < 4" in resend
+    assert "answer[1] < 8" in recorded("REUSE.sibling", "window-of-one-token", "0.26.0")
+    with pytest.raises(ScenarioError, match="--as text"):
+        export_pytest(EAGLE, broken("REUSE.resend", "lookup-passes-over"), "vllm==0.33.0")
+
+
+def test_a_record_of_events_listens_to_them() -> None:
+    for kind in ("mamba", "window"):
+        told = recorded("EVENT.stored-well-formed", f"{kind}-tokens-of-other-blocks", "0.33.0")
+        assert "enable_kv_cache_events=True" in told
+        assert "watch_events(self.scheduler, self.faults)" in told
+
+
+def test_a_store_offers_what_the_scenario_s_store_does() -> None:
+    units = replace(TAIL, config=replace(TAIL.config, offers="unit"))
+    assert "held // HASH_UNIT * HASH_UNIT" in export_pytest(units, None, "")
+    assert "held // BLOCK * BLOCK" in export_pytest(TAIL, None, "")
+    prompts = recorded("SLOT.attention-read", "attention-without-block", "0.33.0")
+    assert "max(0, prompt - num_computed_tokens)" in prompts
+    assert "self.held[request.request_id] = 0" in prompts
+
+
+@pytest.mark.parametrize(
+    ("config", "action"),
+    [({"async_scheduling": True}, {}), ({"policy": "priority"}, {}), ({"image_tokens": 4}, {"images": (0,)}),
+     ({}, {"missing": 16})],
+)  # fmt: skip
+def test_what_no_test_plays_is_refused(config: dict[str, object], action: dict[str, object]) -> None:
+    first, *rest = LONG.actions
+    played = Scenario(replace(LONG.config, **config), (replace(first, **action), *rest))
+    with pytest.raises(ScenarioError, match="--as text"):
+        export_pytest(played, broken("FLOW.no-crash"), "")
 
 
 def test_a_check_is_of_the_cause_that_was_found() -> None:

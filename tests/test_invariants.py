@@ -120,6 +120,13 @@ def test_the_catalogue_is_well_formed() -> None:
         by_id("SLOT.nothing")
 
 
+def test_what_a_step_in_flight_writes_is_there_for_the_next_one() -> None:
+    def in_flight(view: FakeView) -> None:
+        view.unwritten, view.in_flight = {9}, {9}
+
+    assert by_id("HIT.same-step").predicate(resume(in_flight)) == []
+
+
 # -- what is not judged -----------------------------------------------------------------------------------------------
 
 

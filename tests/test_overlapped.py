@@ -76,7 +76,37 @@ PLAYS = {
     ),
     "late row": LATE_ROW,
 }
+# When the prompt's last step is heard of, the next one runs already, and has the block whose key was moved to a copy.
+# Keys are registered once more then, so that block gets the tail's again. From 0.32 a tail lies short of the prompt.
+TAIL = Scenario(
+    Config(groups=(Group("full", 4), Group("mamba", 8)), num_blocks=60, hash_unit=4, step_tokens=16),
+    (
+        Action("submit", "r1", length=20, max_tokens=9),
+        Action("step", times=12),
+        Action("submit", "r2", "r1", 20, 24, 6),
+        Action("step", times=12),
+    ),
+)
+PLAYS["tail"] = replace(TAIL, config=replace(TAIL.config, async_scheduling=True))
+PLAYS["tail, one step at a time"] = TAIL
+# r1's state after its first token is keyed in step 1 and moved to a copy in step 2, from which r2 goes on in step 3.
+COPY = Scenario(
+    Config(
+        groups=(Group("full", 4), Group("mamba", 4)),
+        num_blocks=6,
+        hash_unit=1,
+        step_tokens=2,
+        max_running=2,
+        async_scheduling=True,
+    ),
+    (
+        Action("submit", "r1", length=2, max_tokens=1),
+        Action("submit", "r2", "r1", 1, 2, 1),
+        Action("step", times=6),
+    ),
+)
 IN_VAIN = ("ADMIT.preemption-frees", "preempted-for-nothing")
+OVERRUN = ("SLOT.key-content", "partial-key-overrun")
 
 
 @pytest.mark.parametrize("release", ["0.33.0"])
@@ -94,6 +124,22 @@ def test_preempting_a_victim_whose_blocks_are_fenced_makes_no_room() -> None:
     healthy = play("0.30.0", PLAYS)["victims"]
     assert IN_VAIN not in healthy.broken
     assert healthy.judged["ADMIT.preemption-frees"]
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.30.0"])
+def test_a_tail_is_keyed_once_more_although_the_step_in_flight_writes_its_block(release: str) -> None:
+    seen, healthy = play(release, PLAYS), play("0.33.0", PLAYS)["tail"]
+    assert OVERRUN in seen["tail"].broken, seen["tail"].text
+    assert OVERRUN not in seen["tail, one step at a time"].broken
+    assert not healthy.broken, healthy.text
+    assert healthy.judged["SLOT.key-content"]
+
+
+def test_what_a_step_in_flight_writes_is_there_for_the_next_one() -> None:
+    seen = play("0.33.0", {"copy in flight": COPY})["copy in flight"]
+    assert "r2 resumes at 1 local tokens" in seen.text
+    assert not seen.broken, seen.text
+    assert seen.judged["HIT.same-step"]
 
 
 UNFENCED = """

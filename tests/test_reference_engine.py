@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvproof import scenario_file
-from kvproof.findings import Record, load
 from kvproof.impl.reference.completion import complete
 from kvproof.impl.reference.engine import Engine
 from kvproof.impl.reference.mutants import MUTANTS
@@ -18,7 +16,6 @@ from kvproof.impl.reference.step import Step
 from kvproof.impl.reference.subject import NullTeacher, ReferenceSubject
 from kvproof.invariants.monitor import Monitor
 from kvproof.models.stateful import campaign
-from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.events import Event, Lookup, Observation, Resume, Stall
 from kvproof.spec.view import NULL
@@ -460,19 +457,7 @@ def test_a_request_ends_when_it_is_told_to_or_at_the_longest_sequence() -> None:
     check_outputs(long)
 
 
-# -- everything that is known, and what is not ------------------------------------------------------------------------
-
-RECORDS = [record for record in load() if record.scenario is not None]
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: f"{record.invariant}-{record.cause}")
-def test_what_breaks_releases_does_not_break_the_reference(record: Record) -> None:
-    assert record.scenario is not None
-    found = replay(ReferenceSubject(), scenario_file.parse(record.scenario).scenario)
-    assert found.violations == (), found.text
-    assert found.error == ""
-    assert not found.spoiled
-    assert found.steps > 0
+# -- everything that is not known ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
-"""Real releases: hits that stay at zero are found where the fault is, and gone on the first release without it.
+"""Real releases: hits that stay at zero are found where the fault is, and gone on a release without it.
 
-One process per release, since a release is imported once.
+One process per release, since a release is imported once. Four stand for all: the first without a fault is said beside
+it where that is another.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ def again(config: Config, length: int, shared: int = 0, more: int = 0) -> Scenar
 
 FAULTS = {
     # Latest-only retention keeps the state one block above where an EAGLE resend lands.
-    "PR 53945": (again(EAGLE, 15), "0.29.0", "0.30.0", "REUSE.resend", "boundary-state-not-kept-with-drafter"),
-    "PR 54713": (again(EAGLE, 15, more=4), "0.29.0", "0.30.0", "REUSE.sibling", "boundary-state-not-kept-with-drafter"),
-    # A lookup is capped at all tokens but one before the drop, which leaves tokens anyway.
-    "PR 57180": (again(EAGLE, 16), "0.31.0", "0.32.0", "REUSE.resend", "lookup-passes-over-with-drafter"),
+    "PR 53945": (again(EAGLE, 15), "0.28.0", "0.30.0", "REUSE.resend", "boundary-state-not-kept-with-drafter"),
+    "PR 54713": (again(EAGLE, 15, more=4), "0.28.0", "0.30.0", "REUSE.sibling", "boundary-state-not-kept-with-drafter"),
+    # A lookup is capped at all tokens but one before the drop, which leaves tokens anyway. Until 0.32.
+    "PR 57180": (again(EAGLE, 16), "0.31.0", "0.33.0", "REUSE.resend", "lookup-passes-over-with-drafter"),
     # The chunk ends where the tail is with the drop, the key is looked for where it is without.
     "tail": (again(UNITS, 15), "0.30.0", "0.31.0", "REUSE.resend", "tail-state-not-kept-with-drafter"),
-    # Where no group is recognised as the drafter's, all of them drop what they match.
-    "PR 57616": (again(APART, 20, 14, 6), "0.28.0", "0.29.0", "REUSE.sibling", "lookup-passes-over-with-drafter"),
-    # A prompt that fills whole blocks runs as one chunk: its only state is one token above every lookup.
-    "issue 50235": (again(PLAIN, 16), "0.31.0", "0.32.0", "REUSE.resend", "no-chunk-ended-at-boundary"),
+    # Where no group is recognised as the drafter's, all of them drop what they match. Until 0.29.
+    "PR 57616": (again(APART, 20, 14, 6), "0.28.0", "0.30.0", "REUSE.sibling", "lookup-passes-over-with-drafter"),
+    # A prompt that fills whole blocks runs as one chunk: its only state is one token above every lookup. Until 0.32.
+    "issue 50235": (again(PLAIN, 16), "0.31.0", "0.33.0", "REUSE.resend", "no-chunk-ended-at-boundary"),
 }
 
 STORE = replace(EAGLE, connector="sync")

@@ -189,7 +189,9 @@ def test_progress_tells_new_from_known(workers: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(campaign, "SECONDS_BETWEEN_REPORTS", 0.0)
     said: list[str] = []
     identities = frozenset(f.violation.identity for f in fuzz("leak").findings)
-    campaign.run(ToySubject("leak"), seed=1, steps=7000 * workers, workers=workers, known=identities, progress=said.append)
+    campaign.run(
+        ToySubject("leak"), seed=1, steps=7000 * workers, workers=workers, known=identities, progress=said.append
+    )
     assert said[-1].endswith("0 new, 1 known")
 
 

@@ -307,6 +307,9 @@ class Toy:
     def pending(self, block: int) -> bool:
         return False
 
+    def of_this_step(self, block: int) -> bool:
+        return False
+
     def holders(self) -> Iterable[Holder]:
         for request in (*self.running, *self.waiting):
             for group, table in enumerate(request.tables):

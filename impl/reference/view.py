@@ -61,6 +61,9 @@ class ReferenceView:
     def pending(self, block: int) -> bool:
         return False  # keys appear after the forward that makes their content
 
+    def of_this_step(self, block: int) -> bool:
+        return False
+
     def tails(self) -> Mapping[tuple[str, int], tuple[int, int]]:
         """(request, group) to the newest state it left or resumed from: its position and its block."""
         return {

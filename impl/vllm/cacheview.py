@@ -79,11 +79,18 @@ class CacheView(CoreView):
         return self._raw_keys(block)
 
     def pending(self, block: int) -> bool:
+        return self._keyed_since(0, block)
+
+    def of_this_step(self, block: int) -> bool:
+        return self._keyed_since(-1, block)
+
+    def _keyed_since(self, step: int, block: int) -> bool:
+        """``step`` counts those in flight, the oldest first."""
         if self.owed and any(block in blocks for blocks in self.owed.values()):
             return True
         if not self._keyed_before:
             return False
-        return not self._keyed_before[0].get(block, frozenset()) >= set(self._raw_keys(block))
+        return not self._keyed_before[step].get(block, frozenset()) >= set(self._raw_keys(block))
 
     # -- who writes where ---------------------------------------------------------------------------------------------
 

@@ -88,6 +88,9 @@ def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> P
     """The test that shows ``violation``. Raises :class:`ScenarioError` where no check fits it."""
     if scenario.config.connector == "offload":
         raise ScenarioError("offloading to host memory has no pytest form yet: use --as text")
+    beyond = _beyond(scenario)
+    if beyond:
+        raise ScenarioError(f"{beyond} have no pytest form yet: use --as text")
     check = choose(violation)
     if check == "reads" and any(group.kind == "chunked" for group in scenario.config.groups):
         raise ScenarioError("what chunked local attention reads has no pytest form yet: use --as text")
@@ -100,6 +103,20 @@ def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> P
         recurrent="mamba" in kinds,
         attention=bool(kinds - {"mamba"}),
     )
+
+
+def _beyond(scenario: Scenario) -> str:
+    """What the scenario uses that no test does: without it, a test would pass where the finding is."""
+    config, actions = scenario.config, scenario.actions
+    if config.async_scheduling:
+        return "steps in flight"
+    if config.policy != "fcfs":
+        return "priorities"
+    if any(action.images for action in actions):
+        return "images"
+    if config.connector != "none" and any(action.missing for action in actions):
+        return "loads that fall short"
+    return ""
 
 
 def choose(violation: Violation | None) -> Check:

@@ -239,6 +239,7 @@ class Checker(Rebuilding):
             self._preempted.add(names[r])
         self._outputs[step] = output
         self._stamp = step + 1
+        self.view.scheduled = step
 
     def _on_ran(self, step: int, sampled: list[Any]) -> None:
         names, view = self._names, self.view

@@ -75,6 +75,8 @@ class TraceView:
         self.live: dict[str, Told] = {}
         self.due: dict[int, int] = {}
         """Block to the step in which its newest key appeared, as long as that step has not run."""
+        self.scheduled = -1
+        """The newest step that is scheduled."""
         self.stamps: dict[int, int] = {}
         self.changed: set[int] = set()
         """Blocks whose keys, or whose place in tables, changed."""
@@ -227,6 +229,9 @@ class TraceView:
 
     def pending(self, block: int) -> bool:
         return block in self.due
+
+    def of_this_step(self, block: int) -> bool:
+        return self.due.get(block, -1) > self.scheduled
 
     # -- holders ------------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.run: Run | None = None
         self.menu: Menu
         self.prompts: dict[str, Action] = {}
+        self.crowded = False
 
     @initialize(setup=setups())
     def configure(self, setup: Setup) -> None:
@@ -208,10 +209,11 @@ class CacheMachine(RuleBasedStateMachine):
             actions.append(Action("step", times=dice.pick(1, 4)))
         self._do(actions)
 
-    @precondition(lambda self: self._room() and self.setup.crowded and self.menu.endless > 0)
+    @precondition(lambda self: self._room() and self.setup.crowded and not self.crowded and self.menu.endless > 0)
     @rule(dice=dice(16))
     def beside(self, dice: Dice) -> None:
         """Somebody arrives while a few others generate on and on."""
+        self.crowded = True
         actions, others = [], []
         for _ in range(dice.pick(2, 1, 3, 4)):
             other = self._submit("", 0, dice.pick(1, self.menu.unit), dice)

@@ -180,9 +180,7 @@ def draw_setup(dice: Dice) -> Setup:
         pool, blocks = "exact", peak_blocks(config, longest)
         config = replace(config, max_model_len=max(longest, 2), num_blocks=max(1 + blocks, config.smallest_pool()))
     config = _served(config, unreliable, pick)
-    return Setup(
-        config, reach, pool, retention == "default", resets, forced, unreliable, pick(False, False, False, True)
-    )
+    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable, pick(False, True))
 
 
 def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Config:
@@ -194,7 +192,7 @@ def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Confi
         # Failed blocks are understood by every engine where there is one group, and there alone.
         report: LoadReport = "block" if len(config.groups) == 1 and pick(True, False) else "request"
         config = replace(config, load_failure=failure, load_report=report)
-    images = config.scheduler_block * 3 // 4 if pick(False, False, False, False, False, False, False, True) else 0
+    images = config.scheduler_block * 3 // 4 if pick(False, False, False, True) else 0
     policy = pick("fcfs", "fcfs", "fcfs", "priority")
     overlapped = pick(False, False, False, True)
     return replace(config, policy=policy, image_tokens=images, async_scheduling=overlapped)

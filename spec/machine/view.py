@@ -49,6 +49,9 @@ class MachineView:
         due = self.world.due
         return due is not None and not due.get(block, frozenset()) >= set(self.world.keys[block])
 
+    def of_this_step(self, block: int) -> bool:
+        return self.pending(block)
+
     # -- holders ------------------------------------------------------------------------------------------------------
 
     def holders(self) -> Iterable[Holder]:

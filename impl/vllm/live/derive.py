@@ -105,6 +105,7 @@ def _lacking(found: Engine, manager: Any, scheduler: Any, mamba: list[Any]) -> d
         "EVENT": "the cache's events are not followed in a live engine",
         "REUSE": "what earlier requests promise is not followed in a live engine: its short hits are explained",
         "ADMIT.startup": "a live engine has started, and is hardly ever left to one request",
+        "ADMIT.preemption-frees": "it is not asked what each preemption frees",
     }
     if not manager.enable_caching:
         lacking["HIT"] = "prefix caching is off"

@@ -81,6 +81,9 @@ class LiveView(CoreView):
     def pending(self, block: int) -> bool:
         return block in self.hooks.keyed
 
+    def of_this_step(self, block: int) -> bool:
+        return self.hooks.keyed.get(block) == self.hooks.scheduling
+
     # -- holders ------------------------------------------------------------------------------------------------------
 
     def holders(self) -> Iterable[Holder]:
