@@ -14,7 +14,7 @@ verify: env
 
 # The project folder must never be on sys.path, so pytest is run as a command and not as a module.
 test: env
-	@.venv/bin/pytest -q -m "not slow and not release" $(ARGS)
+	@.venv/bin/pytest -q -m "not slow and not release" --numprocesses 2 --dist loadfile $(ARGS)
 	@.venv/bin/pytest -q -m "slow or release" --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: env

@@ -128,7 +128,7 @@ def test_the_trace_is_shown_on_request(
         (("dance",), "No such command"),
         (("replay", "none.json", "--on", "vllm==0.33.0"), "can't read none.json"),
         (("replay", "s.json"), "Missing option"),
-        (("export", "s.json", "--as", "html"), "Invalid value for '--as'"),
+        (("export", "s.json", "--as", "pdf"), "Invalid value for '--as'"),
         (("export", "none.json"), "can't read none.json"),
     ],
 )

@@ -21,7 +21,7 @@ from kvproof.models.mutants.workload import workload
 from kvproof.report import Report
 from kvproof.spec.rules import hits
 
-SCENARIOS = workload()[:2]
+SCENARIOS = workload()[:3]
 CROSSES = next(mutant for mutant in MUTANTS if mutant.id == "chunk-crosses-a-boundary")
 
 

@@ -105,6 +105,40 @@ COPY = Scenario(
         Action("step", times=6),
     ),
 )
+# What is scheduled and has not run yet is no standing still: r3, which lost its blocks, is in the step in flight.
+AGAIN = Scenario(
+    Config(
+        groups=(Group("full", 4), Group("mamba", 16)),
+        num_blocks=28,
+        hash_unit=4,
+        step_tokens=11,
+        retention=0,
+        connector="offload",
+        async_scheduling=True,
+    ),
+    (
+        Action("submit", "r1", length=16, max_tokens=1),
+        Action("submit", "r2", length=61, max_tokens=1),
+        Action("submit", "r3", "r1", 16, 49, 1),
+        Action("step", times=14),
+    ),
+)
+ADMITTED = Scenario(
+    Config(
+        groups=(Group("full", 32), Group("mamba", 32)),
+        num_blocks=8,
+        hash_unit=32,
+        step_tokens=32,
+        retention=0,
+        async_scheduling=True,
+    ),
+    (
+        Action("submit", "r1", length=1, max_tokens=1),
+        Action("submit", "r2", length=31, max_tokens=49),
+        Action("submit", "r3", length=33, max_tokens=1),
+        Action("step", times=50),
+    ),
+)
 IN_VAIN = ("ADMIT.preemption-frees", "preempted-for-nothing")
 OVERRUN = ("SLOT.key-content", "partial-key-overrun")
 
@@ -133,6 +167,13 @@ def test_a_tail_is_keyed_once_more_although_the_step_in_flight_writes_its_block(
     assert OVERRUN not in seen["tail, one step at a time"].broken
     assert not healthy.broken, healthy.text
     assert healthy.judged["SLOT.key-content"]
+
+
+def test_who_is_in_a_step_in_flight_is_not_passed_over() -> None:
+    seen = play("0.33.0", {"again": AGAIN, "admitted in flight": ADMITTED})
+    assert "nothing runs; waiting r3" in seen["again"].text
+    assert "ADMIT.stall" not in seen["again"].ids(), seen["again"].text
+    assert ("ADMIT.starved", "running-request-passed-over") not in seen["admitted in flight"].broken
 
 
 def test_what_a_step_in_flight_writes_is_there_for_the_next_one() -> None:

@@ -79,7 +79,7 @@ def test_findings_are_kept_and_shown_where_progress_can_not_be_written(tmp_path:
         "--workers",
         workers,
         "--steps",
-        "400",
+        "3000",
         "--json",
         "all.json",
     )

@@ -8,7 +8,7 @@ evicted.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -312,9 +312,13 @@ class Driver:
         if self.hand_over is not None:
             self.hand_over.step_over()
         loading = bool(self.store.flying) or (self.offload is not None and self.offload.busy)
-        for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived)):
+        for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived), self._launched()):
             self._emit(found)
         self._watch_alone()
+
+    def _launched(self) -> Collection[str]:
+        """The requests in steps that are scheduled and not over."""
+        return ()
 
     def _spoils(self, block: int) -> Sequence[State]:
         """The keys of ``block`` that what was just written to it breaks."""

@@ -8,7 +8,7 @@ that have been submitted, which no queue orders against it. That shows blocks th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvproof.impl.vllm.device import CheckpointRule, Load
 from kvproof.impl.vllm.driver import Batch, Driver, next_token
@@ -81,6 +81,9 @@ class OverlappedDriver(Driver):
 
     def _land(self, arrived: Sequence[Load]) -> None:
         """They were there at once: nothing orders a transfer against the steps in flight."""
+
+    def _launched(self) -> Collection[str]:
+        return {name for batch in self._queue for name in batch.output.num_scheduled_tokens}
 
     def _spoils(self, block: int) -> Sequence[State]:
         # Who owns it now, and will key it in a step that has not run, writes it then.

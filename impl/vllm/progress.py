@@ -7,7 +7,7 @@ request is *starved*: others run, there are tokens, blocks and a place left over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from kvproof.impl.vllm.cacheview import CacheView
@@ -77,15 +77,17 @@ class Progress:
         """Somebody took blocks from a request, or a request away, from outside: what was lost is not the engine's."""
         self._fruitless = 0
 
-    def after(self, rows: Mapping[str, int], loading: bool, arrived: bool) -> list[Stall | Starved]:
+    def after(
+        self, rows: Mapping[str, int], loading: bool, arrived: bool, launched: Collection[str] = ()
+    ) -> list[Stall | Starved]:
         """A step is over that ran ``rows`` (tokens by request). Loads are under way (``loading``), or have ``arrived``
-        with it.
+        with it. ``launched`` are the requests in steps that are scheduled and not over.
         """
         found: list[Stall | Starved] = []
-        stall = self._stall_after(bool(rows), loading, arrived)
+        stall = self._stall_after(bool(rows or launched), loading, arrived)
         if stall is not None:
             found.append(stall)
-        found += self._starved_after(rows)
+        found += self._starved_after(rows, launched)
         self._refused = False
         return found
 
@@ -160,8 +162,8 @@ class Progress:
 
     # -- one of them gets nothing -------------------------------------------------------------------------------------
 
-    def _starved_after(self, rows: Mapping[str, int]) -> list[Starved]:
-        passed = self._passed_over(rows)
+    def _starved_after(self, rows: Mapping[str, int], launched: Collection[str]) -> list[Starved]:
+        passed = {name: how for name, how in self._passed_over(rows).items() if name not in launched}
         self._hungry = {name: self._hungry.get(name, 0) + 1 for name in passed}
         return [
             Starved(name, STARVED_AFTER, self._config.step_tokens - sum(rows.values()), passed[name])

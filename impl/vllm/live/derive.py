@@ -30,6 +30,7 @@ _KINDS: Mapping[str, GroupKind] = {
     "MLAAttentionSpec": "full",
     "SlidingWindowSpec": "window",
     "SlidingWindowMLASpec": "window",
+    "ChunkedLocalAttentionSpec": "chunked",
     "MambaSpec": "mamba",
 }
 
@@ -81,7 +82,8 @@ def _group(part: Any, manager: Any) -> Group:
     kind = _KINDS.get(name)
     if kind is None:
         raise Unsupported(f"a cache group of kind {name} has no rules here")
-    window = int(getattr(spec, "sliding_window", 0) or 0) if kind == "window" else 0
+    sizes = {"window": "sliding_window", "chunked": "attention_chunk_size"}
+    window = int(getattr(spec, sizes[kind], 0) or 0) if kind in sizes else 0
     return Group(kind, int(manager.block_size), window, bool(getattr(part, "is_eagle_group", False)))
 
 
@@ -105,6 +107,7 @@ def _lacking(found: Engine, manager: Any, scheduler: Any, mamba: list[Any]) -> d
         "EVENT": "the cache's events are not followed in a live engine",
         "REUSE": "what earlier requests promise is not followed in a live engine: its short hits are explained",
         "ADMIT.startup": "a live engine has started, and is hardly ever left to one request",
+        "ADMIT.starved": "it is not followed who is passed over step after step",
         "ADMIT.preemption-frees": "it is not asked what each preemption frees",
     }
     if not manager.enable_caching:
