@@ -55,7 +55,7 @@ FIXED = (
     ("0.29.0", "0.30.0", "REUSE.sibling", "boundary-state-not-kept-with-drafter"),
     ("0.31.0", "0.32.0", "REUSE.resend", "no-chunk-ended-at-boundary"),
 )
-"""Last faulty release, first fixed one, and the recorded finding: PR 51113, PR 51468, PR 57050, PR 53945 and PR 50409."""
+"""Last faulty release, first fixed one, the recorded finding: PR 51113, PR 51468, PR 57050, PR 53945, PR 50409."""
 
 
 @functools.cache
