@@ -104,7 +104,8 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "method": method,
         "marked": marked,
         "drafter_groups": drafters,
-        "dspark": marked and _may_be(releases, "0.29", "0.30"),
+        # A lookup that falls short is asked of releases beyond those that it is recorded for, drafter and all.
+        "dspark": marked and (plan.check == "reuse" or _may_be(releases, "0.29", "0.30")),
         "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
         "retention": _retention(config),
         "watch": f"watch_{watch}.py.jinja" if watch else "",
