@@ -6,7 +6,6 @@ and the cause, the releases that show it, what is known about it and the scenari
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from kvproof import scenario_file
+from kvproof.datafiles import data_files
 from kvproof.errors import UsageError
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import ScenarioError
@@ -72,15 +72,7 @@ class Known:
 
 def load(folder: Path | None = None) -> tuple[Record, ...]:
     """All records, of ``folder`` or else of this package. Raises :class:`UsageError` naming the damaged file."""
-    if folder is not None and not folder.is_dir():
-        found = "a file is there" if folder.exists() else "nothing is there"
-        raise UsageError(f"no folder of known findings at {folder}: {found}")
-    place = folder if folder is not None else importlib.resources.files(PACKAGE)
-    try:
-        files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    except OSError as error:
-        raise UsageError(f"the known findings in {place} can't be read: {error.strerror or error}") from error
-    return tuple(_read(file, somebodys=folder is not None) for file in files)
+    return tuple(_read(file, somebodys=folder is not None) for file in data_files(folder, PACKAGE, "known findings"))
 
 
 def _read(file: Traversable, somebodys: bool) -> Record:

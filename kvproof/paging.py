@@ -25,7 +25,6 @@ def page(file: Path, loaded: ScenarioFile, on: str | None, progress: engines.Pro
     target = subjects.parse(chosen)
     subject = subjects.open_subject(target, progress)
     film = cast("Film", engines.load("kvproof.models.stateful.film", "film")(subject, loaded.scenario))
-    timeline = engines.replay(subject, loaded.scenario).text
     violation = asked.violation() if asked else None
     made = engines.load("kvproof.pages", "counterexample")
-    return cast("str", made(loaded.scenario, film, violation, target.text, timeline, str(file)))
+    return cast("str", made(loaded.scenario, film, violation, target.text, str(file)))

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kvproof.models.stateful.film import MOST_FRAMES, film
-from kvproof.models.stateful.replay import replay
 from kvproof.pages import counterexample
 from kvproof.spec.config import Config, Group
 from kvproof.spec.machine.subject import MachineSubject
@@ -50,7 +49,7 @@ def data_of(page: str) -> dict:
 def page() -> str:
     subject = ToySubject("leak")
     taken = film(subject, LEAKS)
-    return counterexample(LEAKS, taken, None, subject.name, replay(subject, LEAKS).text, "leak.json")
+    return counterexample(LEAKS, taken, None, subject.name, "leak.json")
 
 
 def test_a_frame_for_every_step_and_violation() -> None:
@@ -99,7 +98,7 @@ def test_is_whole_in_itself(page: str) -> None:
 
 def test_what_it_shows_can_not_end_its_script() -> None:
     evil = replace(LEAKS, note="</script><img src=x onerror=alert(1)>")
-    page = counterexample(evil, film(MachineSubject(), evil), None, "</script>", "<b>", "")
+    page = counterexample(evil, film(MachineSubject(), evil), None, "</script>", "<b>")
     assert "<img" not in page
     assert page.count("</script>") == 2
 

@@ -164,7 +164,7 @@ class Watcher:
         """The first position before the row's own tokens that does not hold the request's own prefix, if any."""
         row, spec = part.row, self.config.groups[group]
         states, size, table = part.request.states, spec.block_size, row.tables[group]
-        first = max(0, row.start - spec.window + 1) if spec.kind == "window" else 0
+        first = spec.first_read(row.start)
         for slot in range(first // size, -(-row.start // size)):
             low, high = max(first, slot * size), min(row.start, (slot + 1) * size)
             block = table[slot] if slot < len(table) else -1

@@ -69,7 +69,7 @@ class Lookup:
             slots = -(-tokens // group.block_size)
             first = 0
             if group.kind == "window":
-                first = max(0, tokens - group.window + 1) // group.block_size
+                first = group.first_read(tokens) // group.block_size
             if group.kind == "mamba":
                 if not recurrent or not slots:
                     found.append(())
@@ -121,12 +121,12 @@ class Lookup:
 
     def _covers(self, request: Request, group: int, tokens: int) -> bool:
         """Whether a window group has every block that the window before ``tokens`` (and what it drops) needs."""
-        size, window = self.config.groups[group].block_size, self.config.groups[group].window
+        spec = self.config.groups[group]
         proven = tokens + self._drop(group)
         if proven > request.known:
             return False
-        first = max(0, tokens - window + 1) // size
-        return all(self._find(request, group, slot, proven) is not None for slot in range(first, -(-proven // size)))
+        slots = range(spec.first_read(tokens) // spec.block_size, -(-proven // spec.block_size))
+        return all(self._find(request, group, slot, proven) is not None for slot in slots)
 
     def _serves(self, request: Request, tokens: int) -> bool:
         return all(self.pool.find((g, request.states[tokens])) is not None for g in self._recurrent) and all(

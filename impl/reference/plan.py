@@ -110,7 +110,7 @@ class Planner:
     def passed(self, group: int, computed: int) -> int:
         """How many leading slots no token after ``computed`` attends to."""
         spec = self.config.groups[group]
-        return max(0, computed - spec.window + 1) // spec.block_size if spec.kind == "window" else 0
+        return spec.first_read(computed) // spec.block_size
 
     def _attention(self, request: Request, target: Target, index: int) -> GroupPlan:
         group = self.config.groups[index]

@@ -43,6 +43,15 @@ def next_token(state: State) -> int:
     return 1_000_000_000 + (state >> 22) % 65_521
 
 
+def propose(states: Sequence[State], count: int) -> list[int]:
+    """``count`` drafts after the last of ``states``, as a drafter that is always right would say them."""
+    state, drafts = states[-1], []
+    for _ in range(count):
+        drafts.append(next_token(state))
+        state = advance(state, drafts[-1])
+    return drafts
+
+
 @dataclass
 class Batch:
     """A step that was scheduled and has not run: whose blocks were whose then, and the loads that go before it."""
@@ -376,13 +385,8 @@ class Driver:
         for name in tokens:
             if name not in self.scheduler.requests:
                 continue
-            state = self._log(self._requests[name]).states[-1]
-            drafts: list[int] = []
-            for _ in range(self.config.speculative):
-                drafts.append(next_token(state))
-                state = advance(state, drafts[-1])
             names.append(name)
-            lists.append(drafts)
+            lists.append(propose(self._log(self._requests[name]).states, self.config.speculative))
         if names:
             self.scheduler.update_draft_token_ids(draft_token_ids(names, lists))
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from kvproof.impl.vllm.device import CheckpointRule, Load
-from kvproof.impl.vllm.driver import Batch, Driver, next_token
+from kvproof.impl.vllm.driver import Batch, Driver, propose
 from kvproof.spec.config import Config
 from kvproof.spec.subject import Observer
 from kvproof.spec.tracer import State, advance
@@ -28,7 +28,7 @@ class OverlappedDriver(Driver):
         self._queue: deque[Batch] = deque()
         self._admissions: dict[str, int] = {}
         """How often each request was admitted: what an earlier admission samples is not the request's any more."""
-        self.device.propose = _propose
+        self.device.propose = propose
 
     def _step(self, accept: Sequence[int]) -> None:
         self.steps += 1
@@ -101,11 +101,3 @@ class OverlappedDriver(Driver):
 
     def _draft(self, output: object, tokens: dict[str, list[int]]) -> None:
         """Drafts stay on the device."""
-
-
-def _propose(states: Sequence[State], count: int) -> list[int]:
-    state, drafts = states[-1], []
-    for _ in range(count):
-        drafts.append(next_token(state))
-        state = advance(state, drafts[-1])
-    return drafts

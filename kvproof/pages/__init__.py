@@ -23,13 +23,11 @@ from kvproof.spec.scenario import Scenario
 __all__ = ["counterexample"]
 
 
-def counterexample(
-    scenario: Scenario, film: Film, asked: Violation | None, subject: str, timeline: str, file: str = ""
-) -> str:
+def counterexample(scenario: Scenario, film: Film, asked: Violation | None, subject: str, file: str = "") -> str:
     """The page of ``film``, which was taken of ``scenario`` on ``subject``.
 
-    ``asked`` is the violation that the page is about (``None``: whatever shows), ``timeline`` the same run as text,
-    ``file`` the scenario's file, for the command that shows it again.
+    ``asked`` is the violation that the page is about (``None``: whatever shows), ``file`` the scenario's file, for the
+    command that shows it again.
     """
     shown = asked or next((violation for frame in film.frames for violation in frame.violations), None)
     entry = _entry(shown)
@@ -43,7 +41,7 @@ def counterexample(
         note=scenario.note,
         setting=Scenario(scenario.config, ()).text().splitlines(),
         actions=[str(action) for action in scenario.actions],
-        timeline=timeline,
+        timeline=film.text,
         dropped=film.dropped,
         groups=[group_name(scenario.config, index) for index in range(len(scenario.config.groups))],
         data=_embedded(scenario, film, shown),

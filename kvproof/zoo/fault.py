@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from kvproof import scenario_file
+from kvproof.datafiles import data_files
 from kvproof.errors import UsageError
 from kvproof.spec.scenario import Scenario, ScenarioError
 
@@ -106,14 +106,7 @@ def load(folder: Path | None = None) -> tuple[Fault, ...]:
 
     Raises :class:`UsageError` naming the damaged file.
     """
-    if folder is not None and not folder.is_dir():
-        raise UsageError(f"no folder of faults at {folder}: {'a file' if folder.exists() else 'nothing'} is there")
-    place = folder if folder is not None else importlib.resources.files(PACKAGE)
-    try:
-        files = sorted((f for f in place.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    except OSError as error:
-        raise UsageError(f"the faults in {place} can't be read: {error.strerror or error}") from error
-    return tuple(_read(file) for file in files)
+    return tuple(_read(file) for file in data_files(folder, PACKAGE, "faults"))
 
 
 def chosen(faults: Sequence[Fault], ids: Sequence[str]) -> tuple[Fault, ...]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvproof.models.stateful.drive import Run, Watcher, standard_watchers
-from kvproof.spec.events import Crash, Drained, Event, Observation, Stall, StepEnd
+from kvproof.models.stateful.drive import Watcher, standard_watchers
+from kvproof.models.stateful.replay import replay
+from kvproof.spec.events import Crash, Drained, Event, Forward, Observation, Stall, StepEnd
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
@@ -73,12 +74,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Film:
-    """All frames, oldest first. ``dropped``: so many came before them. ``spoiled``: the run ended at a violation."""
+    """All frames, oldest first. ``dropped``: so many came before them. ``text`` is the same run as a timeline."""
 
     frames: tuple[Frame, ...]
     dropped: int
-    spoiled: bool
-    error: str
+    text: str
 
 
 def film(subject: Subject, scenario: Scenario) -> Film:
@@ -87,16 +87,8 @@ def film(subject: Subject, scenario: Scenario) -> Film:
     Raises :class:`kvproof.spec.config.ConfigError` where the subject can't run the configuration.
     """
     camera = _Camera(standard_watchers(subject)(frozenset(), False))
-    run = Run(subject, scenario.config, camera, camera.look)
-    for index, action in enumerate(scenario.actions):
-        camera.action = index
-        run.do(action)
-        if run.over:
-            break
-    if not run.over:
-        camera.action = len(scenario.actions)
-        run.drain()
-    return Film(tuple(camera.frames), camera.dropped, run.spoiled or run.broken is not None, run.error)
+    played = replay(subject, scenario, watchers=lambda known, stops: camera, begins=camera.turn)
+    return Film(tuple(camera.frames), camera.dropped, played.text)
 
 
 class _Camera:
@@ -118,20 +110,21 @@ class _Camera:
     def violations(self) -> Sequence[Violation]:
         return self.judge.violations
 
-    def look(self, observation: Observation) -> None:
-        event = observation.event
-        if type(event).__name__ == "Forward":
-            request, start, tokens = (getattr(event, name) for name in ("request", "start", "tokens"))
-            self._ran.append(f"{request} [{start}, {start + tokens})")
+    def turn(self, action: int) -> None:
+        """Another action begins."""
+        self.action = action
 
     def __call__(self, observation: Observation) -> None:
+        event = observation.event
+        if isinstance(event, Forward):
+            self._ran.append(f"{event.request} [{event.start}, {event.start + event.tokens})")
         try:
             self.judge(observation)
         finally:
             new = tuple(self.judge.violations[self._told :])
             self._told += len(new)
-            if new or isinstance(observation.event, StepEnd):
-                self._shoot(observation.event, observation.view, new)
+            if new or isinstance(event, StepEnd):
+                self._shoot(event, observation.view, new)
 
     def _shoot(self, event: Event, view: View, violations: tuple[Violation, ...]) -> None:
         self.dropped += len(self.frames) == MOST_FRAMES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproof.invariants.catalogue import CATALOGUE
@@ -47,11 +47,13 @@ def replay(
     *,
     known: frozenset[Identity] = frozenset(),
     watchers: Watchers | None = None,
+    begins: Callable[[int], None] = lambda index: None,
 ) -> Replay:
     """Run ``scenario`` to its end and drain the engine, collecting every violation on the way.
 
     A violation after which nothing can be judged (a crash, a wrong content that spreads) ends the run; others don't.
-    ``known`` is passed on to the judge: known violations are reported like others here.
+    ``known`` is passed on to the judge: known violations are reported like others here. ``begins`` is told the index
+    of each action before it is taken (the number of actions: draining).
     Raises :class:`kvproof.spec.config.ConfigError` where the subject can't run the configuration.
     """
     watcher = (watchers or standard_watchers(subject))(known, False)
@@ -69,6 +71,7 @@ def replay(
                 timeline.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
 
     for index, action in enumerate(scenario.actions):
+        begins(index)
         timeline.lines.append(f"{index + 1:3}. {action}")
         if not run.do(action) and not run.over:
             timeline.say("did not apply")
@@ -76,6 +79,7 @@ def replay(
         if run.over:
             break
     if not run.over:
+        begins(len(scenario.actions))
         timeline.lines.append("     drain")
         run.drain()
         note(len(scenario.actions))

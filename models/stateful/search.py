@@ -303,43 +303,41 @@ def _silent(_: object) -> None:
 
 
 @contextlib.contextmanager
-def _own_constants_only() -> Iterator[None]:
+def _instead(owner: object, name: str, value: object) -> Iterator[None]:
+    """Meanwhile, ``owner`` has ``value`` under ``name``. Where it has nothing of that name, nothing is changed: what is
+    internal to Hypothesis may be called otherwise in another version."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _own_constants_only() -> contextlib.AbstractContextManager[None]:
     """Keep Hypothesis from reading constants out of every module that is imported outside site-packages.
 
     It would parse a whole release's tree, prefer numbers found there, draw otherwise when one more module is imported
     (so that a seed would repeat nothing), and write a folder into the working directory.
     """
-    name = "_get_local_constants"  # internal to Hypothesis: where it is called otherwise, nothing is changed
-    original, kind = getattr(providers, name, None), getattr(providers, "Constants", None)
-    if original is None or kind is None:
-        yield
-        return
+    kind = getattr(providers, "Constants", None)
+    if kind is None:
+        return contextlib.nullcontext()
     nothing = kind()
-    setattr(providers, name, lambda: nothing)
-    try:
-        yield
-    finally:
-        setattr(providers, name, original)
+    return _instead(providers, "_get_local_constants", lambda: nothing)
 
 
-@contextlib.contextmanager
-def _no_mutations() -> Iterator[None]:
+def _no_mutations() -> contextlib.AbstractContextManager[None]:
     """Keep Hypothesis from varying each run four or five times before it draws another.
 
     What it varies is the actions: the configuration, one draw at the beginning, stays. But most faults are found by
     being in the right configuration, and then soon: so every run draws one.
     """
-    name = "generate_mutations_from"  # internal to Hypothesis: where it is called otherwise, nothing is changed
     runner = getattr(conjecture, "ConjectureRunner", None)
-    original = getattr(runner, name, None)
-    if runner is None or original is None:
-        yield
-        return
-    setattr(runner, name, lambda self, data: None)
-    try:
-        yield
-    finally:
-        setattr(runner, name, original)
+    return _instead(runner, "generate_mutations_from", lambda self, data: None)
 
 
 def _count(coverage: Counter[str], setup: Setup, run: Run) -> None:

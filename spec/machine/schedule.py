@@ -357,9 +357,8 @@ class Schedule:
             return offered
         case = (start, offered, prefill_end, request.prompt, request.known, request.junction)
         declared = None if self.sizes.dialect.stops_by_prompt else (request.last, request.tail)
-        end = self.sizes.chunk(*case, declared)
+        end, stops = self.sizes.cut(*case, declared)
         if self.emit is not None:
-            stops = self.sizes.stops(*case, declared)
             self.emit(Split(request.name, start, offered - start, end - start, prefill_end, self.sizes.limit, stops))
         return end
 

@@ -93,7 +93,7 @@ class Sizes:
         """The last position of a prompt from which the same prompt can be resumed, in hash units; 0: none."""
         return _reusable(self.block, self.unit, prompt + (not self.dialect.leaves_token), False)
 
-    def chunk(
+    def cut(
         self,
         start: int,
         offered: int,
@@ -102,34 +102,10 @@ class Sizes:
         known: int,
         junction: int,
         declared: tuple[int, int] | None = None,
-    ) -> int:
-        """Where a chunk ends that the budget would let end at ``offered``; ``start``: not in this step. ``declared``
-        are the last block's end and the tail that were declared on admission (none: they follow from the prompt)."""
-        return self._cut(start, offered, prefill_end, prompt, known, junction, declared)[0]
-
-    def stops(
-        self,
-        start: int,
-        offered: int,
-        prefill_end: int,
-        prompt: int,
-        known: int,
-        junction: int,
-        declared: tuple[int, int] | None = None,
-    ) -> tuple[int, ...]:
-        """The positions beyond ``start`` at which that chunk is made to end, block boundaries aside."""
-        return self._cut(start, offered, prefill_end, prompt, known, junction, declared)[1]
-
-    def _cut(
-        self,
-        start: int,
-        offered: int,
-        prefill_end: int,
-        prompt: int,
-        known: int,
-        junction: int,
-        declared: tuple[int, int] | None,
     ) -> tuple[int, tuple[int, ...]]:
+        """Where a chunk ends that the budget would let end at ``offered`` (``start``: not in this step), and the
+        positions beyond ``start`` at which it is made to end, block boundaries aside. ``declared`` are the last block's
+        end and the tail that were declared on admission (none: they follow from the prompt)."""
         if declared is not None:
             (last, tail), prompt = declared, known
         else:
