@@ -52,7 +52,7 @@ app = typer.Typer(
 VERIFY_STEPS = 60_000
 VERIFY_SECONDS = 100.0
 FUZZ_STEPS = 50_000
-MUTANT_STEPS = 4_000
+MUTANT_STEPS = 12_000
 
 
 def _version(wanted: bool) -> None:

@@ -50,6 +50,11 @@ def test_one_of_two_copies_goes_and_the_key_is_announced_as_removed() -> None:
     assert shown(NEWEST, "twice") == {("EVENT.removed-is-gone", "removed-while-carried")}
 
 
+def test_a_block_that_another_token_follows_is_no_replacement_where_keys_look_ahead() -> None:
+    assert shown(NEWEST, "ahead") == set()
+    assert judged(NEWEST, "ahead", "REUSE.sibling") > 0
+
+
 @pytest.mark.parametrize(
     ("planted", "invariant", "cause"),
     [

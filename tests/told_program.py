@@ -65,7 +65,31 @@ COPIES = Scenario(
 )
 """The second request hits inside a block, which takes a copy: one block per group more than its own tokens."""
 
+AHEAD = Scenario(
+    Config(
+        groups=(Group("full", 4), Group("mamba", 8)),
+        num_blocks=23,
+        hash_unit=4,
+        step_tokens=16,
+        max_running=8,
+        speculative=3,
+        eagle=True,
+    ),
+    (
+        Action("submit", "r1", length=17, max_tokens=1),
+        Action("submit", "r2", base="r1", shared=12, length=12, max_tokens=1),
+        Action("submit", "r3", base="r1", shared=17, length=17, max_tokens=1),
+        Action("submit", "r4", base="r1", shared=16, length=18, max_tokens=1),
+        Action("submit", "r5", base="r2", shared=12, length=13, max_tokens=1),
+        Action("submit", "r6", base="r3", shared=17, length=18, max_tokens=1),
+        Action("step", times=4),
+    ),
+)
+"""Keys cover the token after their block, too: what the first request left at 16 goes, and the fourth's block of the
+same 16 tokens, which another one follows, is not what the sixth looks for."""
+
 SCENARIOS = {
+    "ahead": AHEAD,
     "sparse": SPARSE,
     "evicting": EVICTING,
     "twice": TWICE,

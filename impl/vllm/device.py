@@ -272,7 +272,10 @@ class Device:
         places = enumerate(cached.req_ids)
         for i, name in places if only is None else [place for place in places if place[1] in only]:
             worker, fresh = self.workers[name], cached.new_block_ids[i]
-            worker.computed = cached.num_computed_tokens[i] if self.propose is None else worker.done
+            worker.computed = cached.num_computed_tokens[i]
+            if self.propose is not None:
+                # A scheduler that runs ahead counts drafts that were not accepted; it is behind where a load failed.
+                worker.computed = worker.done = min(worker.computed, worker.done)
             if name in cached.resumed_req_ids:
                 worker.tables = [list(ids) for ids in fresh]
                 worker.state_column, worker.accepted = None, 1

@@ -13,7 +13,7 @@ from kvproof.zoo.fault import Fault, ordered, scenario_of
 from kvproof.zoo.replays import Shown, replay_all
 from kvproof.zoo.results import Killed, Replayed, Results, stamp
 
-MUTANT_STEPS = 4_000
+MUTANT_STEPS = 12_000
 """What the fuzzer may take for each mutant, as in ``kvproof mutants``."""
 
 

@@ -55,8 +55,9 @@ class Judge:
         self.machine: Machine = scope.machine()
         self.monitor: Monitor | None = None
         if judged:
-            families = MachineSubject().families()
-            self.monitor = Monitor([entry for entry in CATALOGUE if entry.family in families], stop=False)
+            families, lacking = MachineSubject().families(), MachineSubject().lacking()
+            entries = [entry for entry in CATALOGUE if entry.family in families and entry.id not in lacking]
+            self.monitor = Monitor(entries, stop=False)
             self.machine.observer = self._observe
             for sequence in scope.sequences:
                 self.machine.view.learn(sequence)

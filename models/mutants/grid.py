@@ -7,7 +7,7 @@ import inspect
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import FunctionType, ModuleType
+from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from kvproof.models.mutants.workload import CONFIGURATIONS
@@ -28,7 +28,12 @@ JUDGES = (mamba_step_possible, attention_step_possible, sound, hit_within, cut_r
 _ODD = replace(
     CONFIGURATIONS["windows"], async_scheduling=True, max_model_len=7, step_tokens=3, speculative=1, connector="async"
 )
-_CONFIGURATIONS = (*CONFIGURATIONS.values(), _ODD, replace(_ODD, async_scheduling=False, step_tokens=2, speculative=3))
+_CONFIGURATIONS = (
+    *CONFIGURATIONS.values(),
+    _ODD,
+    replace(_ODD, async_scheduling=False, step_tokens=2, speculative=3),
+    replace(CONFIGURATIONS["EAGLE in a window"], hash_unit=1),
+)
 
 Arguments = tuple[Any, ...]
 
@@ -62,7 +67,7 @@ def plain(value: object) -> object:
         return value.block, value.unit, value.offset
     if dataclasses.is_dataclass(value):
         return tuple(plain(getattr(value, field.name)) for field in dataclasses.fields(value))
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | GeneratorType):
         return tuple(plain(part) for part in value)
     return value
 
@@ -96,8 +101,10 @@ class _Draw:
                 return draw.choice(_CONFIGURATIONS)
             case "Group":
                 return draw.choice(draw.choice(_CONFIGURATIONS).groups)
-            case _ if kind.startswith("Sequence["):
-                return [self._value(kind[9:-1]) for _ in range(draw.randrange(3))]
+            case _ if kind.startswith(("Sequence[", "list[")):
+                return [self._value(kind[kind.index("[") + 1 : -1]) for _ in range(draw.randrange(3))]
+            case _ if kind.startswith("tuple["):
+                return tuple(self._value(part) for part in kind[6:-1].split(", "))
             case _ if kind.endswith(" | None"):
                 return draw.choice((None, self._value(kind.removesuffix(" | None"))))
         made = vars(self._module)[kind]

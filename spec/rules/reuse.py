@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from kvproof.spec.config import Config, Group
 from kvproof.spec.logic import Int, Truth
@@ -38,12 +37,6 @@ def interval_keeps(boundary: int, retention: int | None) -> bool:
     return retention is None or (retention > 0 and boundary % retention == 0)
 
 
-@lru_cache(maxsize=1 << 14)
-def _reusable(block: int, unit: int, tokens: int, drop: bool, whole_blocks: bool) -> int:
-    position = checkpoint_position(Position.on(tokens, Radix.of(block, unit)), drop, whole_blocks)
-    return int(position.value())
-
-
 def replay_boundary(config: Config, prompt: int) -> int:
     """Where a prompt of that many tokens can be resumed when it is sent again; 0: nowhere.
 
@@ -53,8 +46,8 @@ def replay_boundary(config: Config, prompt: int) -> int:
     windows = any(group.kind == "window" for group in config.groups)
     sparse = windows and config.eagle and config.retention is not None
     whole = sparse or not config.partial_hits
-    block = config.scheduler_block
-    return _reusable(block, config.hash_unit, prompt, config.eagle, whole)
+    radix = Radix.of(config.scheduler_block, config.hash_unit)
+    return int(checkpoint_position(Position.on(prompt, radix), config.eagle, whole).value())
 
 
 def drops(config: Config, group: Group) -> int:
