@@ -78,7 +78,7 @@ def run_zoo(
 def blind_zoo(
     ids: Ids = None,
     seconds: Seconds = 60,
-    long: Long = 300,
+    long: Long = 150,
     workers: Workers = 2,
     seeds: Seeds = 1,
     commit: Commit = None,
@@ -103,7 +103,7 @@ def blind_zoo(
 def refresh_zoo(
     ids: Ids = None,
     seconds: Seconds = 60,
-    long: Long = 300,
+    long: Long = 150,
     workers: Workers = 2,
     seeds: Seeds = 1,
     commit: Commit = None,

@@ -126,7 +126,7 @@ def _ended(campaign: engines.Campaign, options: Options) -> str:
     if campaign.interrupted:
         return "ended by an interrupt"
     # Where both bounds were passed it can't be told which came first: then a repeat is promised nothing.
-    if options.seconds is not None and campaign.seconds >= options.seconds:
+    if options.seconds is not None and campaign.searched >= options.seconds:
         return f"ended by seconds={options.seconds:g}: a repeat may go further or less far"
     return f"ended by steps={options.steps}" if campaign.steps >= options.steps else "ended early"
 

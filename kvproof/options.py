@@ -48,7 +48,11 @@ Seed = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(min=1, callback=_a_number, help="Stop after that long, counted after the import."),
+    typer.Option(
+        min=1,
+        callback=_a_number,
+        help="Stop searching after that long, counted after the import; making small what was found comes on top.",
+    ),
 ]
 Workers = Annotated[
     int | None,

@@ -18,7 +18,7 @@ import pytest
 from kvproof import cli, engines, findings, scenario_file
 from kvproof.errors import CheckerError
 from kvproof.models.stateful import campaign
-from kvproof.models.stateful.search import Tally
+from kvproof.models.stateful.notes import Tally
 from kvproof.spec.scenario import Action, Scenario, ScenarioError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -317,6 +317,6 @@ def test_what_a_campaign_finds_can_be_read_again() -> None:
     loose = replace(FINDING, scenario=Scenario(SCENARIO.config, actions))
     with pytest.raises(ScenarioError, match="shared is 30: a has at most 10 tokens"):
         scenario_file.parse(loose.scenario.to_dict())
-    (found,) = campaign._merge([Tally(findings=[loose])], seed=1, seconds=1.0).findings
+    (found,) = campaign._merge([Tally(findings=[loose])], seed=1, seconds=1.0, searched=1.0).findings
     assert [action.shared for action in found.scenario.actions] == [0, 10]
     assert scenario_file.parse(found.scenario.to_dict()).scenario == found.scenario

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvproof.models.stateful.drive import Identity, Watcher, Watchers, standard_watchers
-from kvproof.models.stateful.search import Search, Tally
+from kvproof.models.stateful.notes import Notebook, Report, Tally
+from kvproof.models.stateful.reducing import Reduction
+from kvproof.models.stateful.search import Search
 from kvproof.models.stateful.shrink import size
 from kvproof.models.stateful.strategies import Retention
-from kvproof.models.stateful.workers import Check, Interrupts, run_workers
+from kvproof.models.stateful.workers import Check, Interrupts, Tick, WorkOne, run_workers
 from kvproof.spec.events import Observation
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.subject import Subject
@@ -19,6 +21,9 @@ from kvproof.spec.subject import Subject
 Progress = Callable[[str], None]
 
 SECONDS_BETWEEN_REPORTS = 2.0
+SECONDS_TO_REDUCE = 5.0
+"""What making small may take in any case, however short the search."""
+
 STEPS_A_WORKER = 50
 """What one or two runs take (27 steps each): a worker with less to do costs more than it does."""
 
@@ -44,6 +49,8 @@ class Campaign:
     interrupted: bool
     first_seen: Mapping[Identity, float] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
+    searched: float = 0.0
+    """Seconds until the search was over, and what it had found was made small."""
 
 
 def run(
@@ -58,7 +65,8 @@ def run(
     default_retention: Retention | None = None,
     watchers: Watchers | None = None,
 ) -> Campaign:
-    """Fuzz ``subject`` until ``steps`` engine steps (all workers together) or ``seconds`` are spent.
+    """Fuzz ``subject`` until ``steps`` engine steps (all workers together) or ``seconds`` are spent; then make what was
+    found small, which takes as long again at most where ``seconds`` are given.
 
     ``known`` identities are passed over. ``default_retention`` says which retention interval users get who set none
     (asked of the subject if not given; 0 if it doesn't say). ``watchers`` judge the runs (the catalogue if not given).
@@ -74,30 +82,66 @@ def run(
     retention = default_retention or getattr(subject, "default_retention", None) or _nothing_kept
     judges = watchers or standard_watchers(subject)
     ticker = _Ticker(progress, known)
-    workers = min(workers, -(-steps // STEPS_A_WORKER))
 
-    def search(worker: int, report: Callable[[Finding], None], tick: Callable[[Tally], None], check: Check) -> Tally:
-        share = steps // workers + (worker < steps % workers)
+    def notebook(known: frozenset[Identity]) -> Notebook:
+        return Notebook(subject.name, seed, known, began)
+
+    def stoppable(check: Check) -> Watchers:
+        return lambda known, stops: _Stoppable(judges(known, stops), check)
+
+    def search(worker: int, report: Report, tick: Callable[[Tally], None], check: Check) -> Tally:
+        share = steps // searchers + (worker < steps % searchers)
         return Search(
             subject,
-            seed=seed,
+            notebook=notebook(known),
             worker=worker,
             steps=share,
             seconds=seconds,
-            known=known,
-            watchers=lambda known, stops: _Stoppable(judges(known, stops), check),
+            watchers=stoppable(check),
             default_retention=retention,
             report=report,
             tick=tick,
         ).search()
 
+    def reduce(worker: int, report: Report, tick: Callable[[Tally], None], check: Check) -> Tally:
+        return Reduction(
+            subject,
+            found[worker::reducers],
+            notebook=notebook(known | {finding.violation.identity for finding in found}),
+            watchers=stoppable(check),
+            seconds=None if seconds is None else max(seconds, SECONDS_TO_REDUCE),
+            report=report,
+        ).run()
+
     with Interrupts() as interrupts:
-        if workers == 1:
-            tallies = [search(0, ticker.found, lambda tally: ticker.tick(0, *tally.so_far()), interrupts.check)]
-        else:
-            tallies = run_workers(workers, search, ticker.found, ticker.tick, interrupts)
+        searchers = min(workers, -(-steps // STEPS_A_WORKER))
+        tallies = _all(searchers, search, ticker.found, ticker.tick, interrupts)
+        searched = time.monotonic() - began
+        found = list(_smallest(tallies).values())
+        if found and not interrupts.count and not any(tally.interrupted for tally in tallies):
+            ticker.say(f"making {len(found)} scenarios small" if len(found) > 1 else "making its scenario small")
+            reducers = min(workers, len(found))
+            tallies += _all(reducers, reduce, ticker.reduced, lambda *_: None, interrupts)
     tallies[0].interrupted |= interrupts.count > 0  # also one that came when all was done
-    return _merge(tallies, seed, time.monotonic() - began)
+    return _merge(tallies, seed, time.monotonic() - began, searched)
+
+
+def _all(count: int, work: WorkOne, found: Report, tick: Tick, interrupts: Interrupts) -> list[Tally]:
+    """The tallies of ``count`` workers: one works here, more in processes of their own."""
+    if count == 1:
+        return [work(0, found, lambda tally: tick(0, *tally.so_far()), interrupts.check)]
+    return run_workers(count, work, found, tick, interrupts)
+
+
+def _smallest(tallies: Iterable[Tally]) -> dict[Identity, Finding]:
+    """Of findings of one identity the smallest, in order of identity; ties go to the lower worker."""
+    best: dict[Identity, Finding] = {}
+    for tally in tallies:
+        for finding in tally.findings:
+            kept = best.get(finding.violation.identity)
+            if kept is None or size(finding.scenario) < size(kept.scenario):
+                best[finding.violation.identity] = finding
+    return dict(sorted(best.items()))
 
 
 class _Stoppable:
@@ -123,15 +167,12 @@ def _nothing_kept(eagle: bool) -> int | None:
     return 0
 
 
-def _merge(tallies: Iterable[Tally], seed: int, seconds: float) -> Campaign:
-    """All workers' tallies as one. Of findings of one identity the smallest stays; ties go to the lower worker."""
+def _merge(tallies: Iterable[Tally], seed: int, seconds: float, searched: float) -> Campaign:
+    """All workers' tallies as one."""
     whole = Tally()
-    best: dict[Identity, Finding] = {}
+    tallies = list(tallies)
+    best = _smallest(tallies)
     for tally in tallies:
-        for finding in tally.findings:
-            kept = best.get(finding.violation.identity)
-            if kept is None or size(finding.scenario) < size(kept.scenario):
-                best[finding.violation.identity] = finding
         for identity, at in tally.first_seen.items():
             whole.first_seen[identity] = min(at, whole.first_seen.get(identity, at))
         whole.evaluations.update(tally.evaluations)
@@ -141,7 +182,7 @@ def _merge(tallies: Iterable[Tally], seed: int, seconds: float) -> Campaign:
         whole.examples += tally.examples
         whole.interrupted |= tally.interrupted
     return Campaign(
-        findings=tuple(replace(best[i], scenario=best[i].scenario.trimmed()) for i in sorted(best)),
+        findings=tuple(replace(finding, scenario=finding.scenario.trimmed()) for finding in best.values()),
         evaluations=dict(sorted(whole.evaluations.items())),
         steps=whole.steps,
         examples=whole.examples,
@@ -151,6 +192,7 @@ def _merge(tallies: Iterable[Tally], seed: int, seconds: float) -> Campaign:
         interrupted=whole.interrupted,
         first_seen=dict(sorted(whole.first_seen.items())),
         errors=tuple(whole.errors),
+        searched=searched,
     )
 
 
@@ -179,6 +221,14 @@ class _Ticker:
     def found(self, finding: Finding) -> None:
         violation = finding.violation
         self._identities[violation.identity] += 1
-        if self._progress is not None and self._identities[violation.identity] == 1:
-            count = len(finding.scenario.actions)
-            self._progress(f"found {violation.invariant} ({violation.cause}) in {count} actions")
+        if self._identities[violation.identity] == 1:
+            self.say(f"found {violation.invariant} ({violation.cause})")
+
+    def reduced(self, finding: Finding) -> None:
+        violation, count = finding.violation, len(finding.scenario.actions)
+        self.found(finding)
+        self.say(f"{violation.invariant} ({violation.cause}) in {count} actions")
+
+    def say(self, line: str) -> None:
+        if self._progress is not None:
+            self._progress(line)

@@ -6,7 +6,6 @@ scenario that replays without Hypothesis.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -14,7 +13,7 @@ from typing import Protocol
 from hypothesis import reject
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvproof.models.stateful.drive import Identity, Run
+from kvproof.models.stateful.drive import Run
 from kvproof.models.stateful.strategies import Dice, Menu, Setup, dice, setups
 from kvproof.spec.config import ConfigError
 from kvproof.spec.scenario import Action
@@ -28,20 +27,8 @@ class Host(Protocol):
     def open(self, setup: Setup) -> tuple[Setup, Run]:
         """Start a run; the setup comes back with defaults filled in. :class:`ConfigError` where the subject refuses."""
 
-    def drains(self) -> bool:
-        """Whether a run that is at its end is drained."""
-
     def close(self, setup: Setup, run: Run) -> None:
         """The run is over: account for it."""
-
-
-class Broken(Exception):
-    """A new violation, raised for Hypothesis. Each identity has a class of its own, so that they are not mixed up."""
-
-
-@functools.cache
-def broken_class(identity: Identity) -> type[Broken]:
-    return type(f"Broken_{identity[0]}_{identity[1]}", (Broken,), {})
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -71,15 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.run is not None
         for action in actions:
             self.run.do(action)
-        self._judge()
-
-    def _judge(self) -> None:
-        run = self.run
-        if run is None or not run.over:
-            return
-        if run.broken is not None:
-            raise broken_class(run.broken.identity)(run.broken.witness)
-        if run.spoiled or run.error:
+        if self.run.over:  # whatever ended it: nothing more can come of this run
             reject()
 
     def _room(self) -> bool:
@@ -284,9 +263,5 @@ class CacheMachine(RuleBasedStateMachine):
         if self.run is None or self.setup is None:
             return
         run, self.run = self.run, None
-        alive = not run.over
-        if self.host.drains():
-            run.drain()
+        run.drain()
         self.host.close(self.setup, run)
-        if alive and run.broken is not None:
-            raise broken_class(run.broken.identity)(run.broken.witness)

@@ -1,18 +1,18 @@
-"""One worker's search: rounds of Hypothesis until the budget is spent, each new violation reduced to a small scenario.
+"""One worker's search: rounds of Hypothesis until the budget is spent.
 
 A violation stops the run it happens in, so fault kinds hide one another. What was found is therefore known from then
 on: a known violation that leaves the cache sound is passed over, one that doesn't ends its run quietly, and the search
-goes on for the others.
+goes on for the others. Hypothesis draws and never learns that something broke: it would stop to shrink its choices,
+where there is a scenario to be reduced, and time to search meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
 import hypothesis
@@ -23,61 +23,21 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvproof.models.stateful.drive import Identity, Run, Watchers
-from kvproof.models.stateful.machine import Broken, CacheMachine
-from kvproof.models.stateful.shrink import Reducer, Reproduces, size
+from kvproof.models.stateful.drive import Run, Watchers
+from kvproof.models.stateful.machine import CacheMachine
+from kvproof.models.stateful.notes import Notebook, Report, Tally
 from kvproof.models.stateful.strategies import Retention, Setup
 from kvproof.spec.config import Config, ConfigError
-from kvproof.spec.finding import Finding, Violation
-from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
 
 RULES_A_RUN = 20
 RUNS_A_ROUND = 400
-SHRINKING_RUNS = 20
-"""Runs that Hypothesis may spend on shrinking its choices before the scenario itself is reduced."""
 
-REDUCTION_ATTEMPTS = 600
-MOST_ERRORS = 10
-MORE_BLOCKS = 4
-MOST_POOLS = 24
-"""What is found is tried again in pools from so many blocks more downwards."""
-
-Report = Callable[[Finding], None]
-Tick = Callable[["Tally"], None]
-
-
-@dataclass
-class Tally:
-    """What a search did so far. ``steps`` counts exploring only: shrinking looks at one fault again and again."""
-
-    findings: list[Finding] = field(default_factory=list)
-    evaluations: Counter[str] = field(default_factory=Counter)
-    coverage: Counter[str] = field(default_factory=Counter)
-    first_seen: dict[Identity, float] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    steps: int = 0
-    examples: int = 0
-    interrupted: bool = False
-
-    def so_far(self) -> tuple[int, int, frozenset[Identity]]:
-        """Steps, runs, and everything seen, known findings included: what progress tells."""
-        return self.steps, self.examples, frozenset(self.first_seen)
+Tick = Callable[[Tally], None]
 
 
 class _Enough(BaseException):
     """Ends a round from within. Not an ``Exception``, so that Hypothesis passes it on as it does an interrupt."""
-
-
-@dataclass
-class _Failure:
-    violation: Violation
-    scenario: Scenario
-    action: int
-
-    @property
-    def draining(self) -> bool:
-        return self.action == len(self.scenario.actions)
 
 
 class Search:
@@ -87,67 +47,47 @@ class Search:
         self,
         subject: Subject,
         *,
-        seed: int,
+        notebook: Notebook,
         worker: int,
         steps: int,
         seconds: float | None,
-        known: frozenset[Identity],
         watchers: Watchers,
         default_retention: Retention,
         report: Report,
         tick: Tick,
     ) -> None:
-        self.tally = Tally()
-        self._subject, self._seed, self._worker = subject, seed, worker
+        self.tally = notebook.tally
+        self._subject, self._notebook, self._worker = subject, notebook, worker
         self._steps, self._seconds = steps, seconds
-        self._known, self._watchers, self._default_retention = known, watchers, default_retention
+        self._watchers, self._default_retention = watchers, default_retention
         self._report, self._tick = report, tick
-        self._began = time.monotonic()
-        self._found: dict[Identity, _Failure] = {}
-        self._shrinking = 0
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     def search(self) -> Tally:
         """Rounds until the budget is spent. An interrupt ends it early; what was found by then is in the tally."""
         number = 0
-        reducer: Reducer | None = None
         try:
             while not self._spent():
                 steps = self.tally.steps
                 self._round(number)
-                errors, found = bool(self.tally.errors), bool(self._found)
-                while self._found:
-                    identity = min(self._found)
-                    failure = self._found[identity]
-                    reducer = Reducer(failure.scenario, self._reproducer(identity, failure), REDUCTION_ATTEMPTS)
-                    self._reduce(reducer)
-                    scenario = self._add(identity, reducer)
-                    reducer = None
-                    self._try_other_pools(scenario)
-                if errors:  # a checker that fails judges nothing: more of the same tells no more
+                if self.tally.errors:  # a checker that fails judges nothing: more of the same tells no more
                     break
-                if steps == self.tally.steps and not found and not self._spent():
-                    self.tally.errors.append(f"{self._subject.name} refused every configuration that was drawn")
+                if steps == self.tally.steps and not self._spent():
+                    self.tally.error(f"{self._subject.name} refused every configuration that was drawn")
                     break
                 number += 1
         except KeyboardInterrupt:
             self.tally.interrupted = True
-            for identity in sorted(self._found):
-                self._add(identity, reducer)
-                reducer = None
         return self.tally
 
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._began
-
     def _spent(self) -> bool:
-        return self._late() or self.tally.steps >= self._steps
+        late = self._seconds is not None and self._notebook.elapsed() >= self._seconds
+        return late or self.tally.steps >= self._steps
 
     def _round(self, number: int) -> None:
-        """One Hypothesis run: it ends with a violation, with the budget, or when its examples are used up."""
-        self._shrinking = 0
-        name = f"{self._seed}/{self._worker}/{number}".encode()
+        """One Hypothesis run: it ends with the budget, or when its examples are used up."""
+        name = f"{self._notebook.seed}/{self._worker}/{number}".encode()
         derived = int.from_bytes(hashlib.sha256(name).digest()[:8], "big")
 
         @hypothesis.seed(derived)
@@ -163,25 +103,21 @@ class Search:
             print_blob=False,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),
         )
-        # What a failure was is in self._found; what Hypothesis thinks of it (flaky, unsatisfiable) changes nothing.
+        # What Hypothesis thinks of it all (unsatisfiable, say) changes nothing.
         try:
             with with_reporter(_silent), _own_constants_only(), _no_mutations():
                 run_state_machine_as_test(cast(type[CacheMachine], machine), settings=chosen)
         except InvalidDefinition as error:
-            self.tally.errors.append(f"the machine can't go on: {error}")
-        except (Broken, _Enough, HypothesisException):
+            self.tally.error(f"the machine can't go on: {error}")
+        except (_Enough, HypothesisException):
             pass
 
     # -- what the machine calls ---------------------------------------------------------------------------------------
 
     def open(self, setup: Setup) -> tuple[Setup, Run]:
-        if self._found:
-            self._shrinking += 1
-            if self._shrinking > SHRINKING_RUNS:
-                raise _Enough
-        elif self._spent():
+        if self._spent():
             raise _Enough
         setup = setup.resolved(self._default_retention)
         if "EXT" not in self._subject.families():
@@ -198,99 +134,19 @@ class Search:
 
     def _start(self, setup: Setup) -> tuple[Setup, Run]:
         setup = setup.at_limit(getattr(self._subject, "startup_limit", _no_limit))
-        return setup, Run(self._subject, setup.config, self._watchers(self._known, True))
-
-    def drains(self) -> bool:
-        """Shrinking what happens before the end, there is no need to see every run to its end."""
-        return not self._found or any(failure.draining for failure in self._found.values())
+        return setup, Run(self._subject, setup.config, self._watchers(self._notebook.known, True))
 
     def close(self, setup: Setup, run: Run) -> None:
         tally = self.tally
-        exploring = not self._found
-        self._remember(run)
-        if exploring:
-            tally.examples += 1
-            tally.steps += run.steps
-            tally.evaluations.update(run.watcher.evaluations)
-            _count(tally.coverage, setup, run)
-            self._tick(tally)
-
-    def _remember(self, run: Run) -> None:
-        """What a run showed: when it was first seen, what broke, and what went wrong in a checker."""
-        tally = self.tally
-        for violation in run.watcher.violations:
-            tally.first_seen.setdefault(violation.identity, round(self._elapsed(), 3))
-        if run.broken is not None:
-            self._note(run.broken, Scenario(run.config, tuple(run.actions)), len(run.actions) - (not run.draining))
-        if run.error and run.error not in tally.errors and len(tally.errors) < MOST_ERRORS:
-            tally.errors.append(run.error)
-
-    def _note(self, violation: Violation, scenario: Scenario, action: int) -> None:
-        """Keep the smallest scenario of each kind. While shrinking other kinds turn up, too: they are kept as well."""
-        kept = self._found.get(violation.identity)
-        if kept is None or size(scenario) < size(kept.scenario):
-            self._found[violation.identity] = _Failure(violation, scenario, action)
-
-    # -- reducing -----------------------------------------------------------------------------------------------------
-
-    def _reproducer(self, identity: Identity, failure: _Failure) -> Reproduces:
-        known = self._known - {identity}
-
-        def reproduces(candidate: Scenario, drains: bool) -> int | None:
-            watcher = self._watchers(known, False)
-            try:
-                run = Run(self._subject, candidate.config, watcher)
-            except ConfigError:
-                return None
-            for index in range(len(candidate.actions) + drains):
-                if run.over:
-                    return None
-                if index < len(candidate.actions):
-                    run.do(candidate.actions[index])
-                else:
-                    run.drain()
-                shown = next((violation for violation in watcher.violations if violation.identity == identity), None)
-                if shown is not None:
-                    failure.violation = shown
-                    return index
-            return None
-
-        return reproduces
-
-    def _reduce(self, reducer: Reducer) -> None:
-        late = None if self._seconds is None else time.monotonic() + max(5.0, self._seconds / 4)
-        reducer.reduce(lambda: late is not None and time.monotonic() > late)
-
-    def _try_other_pools(self, scenario: Scenario) -> None:
-        """A fault shows otherwise where there is less room, or more: a charge that is too high refuses what fits, a
-        block that is missing is one that another request holds. Small scenarios are cheap to try in many pools."""
-        config = scenario.config
-        for blocks in range(config.smallest_pool(), config.num_blocks + MORE_BLOCKS + 1)[-MOST_POOLS:]:
-            if blocks == config.num_blocks or self._late():
-                continue
-            try:
-                run = Run(self._subject, replace(config, num_blocks=blocks), self._watchers(self._known, True))
-            except ConfigError:
-                continue
-            for action in scenario.actions:
-                run.do(action)
-            run.drain()
-            self._remember(run)
-
-    def _late(self) -> bool:
-        return self._seconds is not None and self._elapsed() >= self._seconds
-
-    def _add(self, identity: Identity, reducer: Reducer | None) -> Scenario:
-        failure = self._found.pop(identity)
-        if reducer is not None and reducer.action >= 0:
-            failure.scenario, failure.action = reducer.best, reducer.action
-        elif reducer is not None and reducer.reproduced is False:
-            self.tally.errors.append(f"{identity[0]} ({identity[1]}) did not show again when its scenario was replayed")
-        finding = Finding(failure.violation, self._subject.name, failure.scenario, failure.action, str(self._seed))
-        self.tally.findings.append(finding)
-        self._known |= {identity}
-        self._report(finding)
-        return failure.scenario
+        found = self._notebook.remember(run)
+        tally.examples += 1
+        tally.steps += run.steps
+        tally.evaluations.update(run.watcher.evaluations)
+        _count(tally.coverage, setup, run)
+        if found is not None:
+            tally.findings.append(found)
+            self._report(found)
+        self._tick(tally)
 
 
 def _no_limit(_: Config) -> int:

@@ -17,14 +17,16 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from kvproof.models.stateful.drive import Identity
-from kvproof.models.stateful.search import Tally
-from kvproof.spec.finding import Finding
+from kvproof.models.stateful.notes import Report, Tally
 
 Check = Callable[[], None]
 """Raises ``KeyboardInterrupt`` if somebody has asked for an end. Called where a search may stop."""
 
-SearchOne = Callable[[int, Callable[[Finding], None], Callable[[Tally], None], Check], Tally]
+WorkOne = Callable[[int, Report, Callable[[Tally], None], Check], Tally]
 """(worker, report a finding, report progress, check for an interrupt) to the worker's tally."""
+
+Tick = Callable[[int, int, int, frozenset[Identity]], None]
+"""Told of progress: worker, steps, runs, and everything seen."""
 
 SECONDS_TO_END = 10.0
 """How long a worker may take to hand over what it has after an interrupt. Then it is killed."""
@@ -76,9 +78,9 @@ class Interrupts:
 
 def run_workers(
     count: int,
-    search: SearchOne,
-    found: Callable[[Finding], None],
-    tick: Callable[[int, int, int, frozenset[Identity]], None],
+    search: WorkOne,
+    found: Report,
+    tick: Tick,
     interrupts: Interrupts,
 ) -> list[Tally]:
     """Run ``search`` in ``count`` forked processes and return their tallies in order.
@@ -115,7 +117,7 @@ def run_workers(
     return tallies
 
 
-def _start(count: int, search: SearchOne, tallies: list[Tally]) -> dict[int, tuple[Connection, BaseProcess]]:
+def _start(count: int, search: WorkOne, tallies: list[Tally]) -> dict[int, tuple[Connection, BaseProcess]]:
     """The workers that were started, by number: all, or those before an interrupt or before one that can't be."""
     context = multiprocessing.get_context("fork")
     _flush()
@@ -147,8 +149,8 @@ def _receive(
     connection: Connection,
     number: int,
     tallies: list[Tally],
-    found: Callable[[Finding], None],
-    tick: Callable[[int, int, int, frozenset[Identity]], None],
+    found: Report,
+    tick: Tick,
 ) -> bool:
     """Take one message. False when the worker has closed its end."""
     try:
@@ -169,7 +171,7 @@ def _receive(
     return True
 
 
-def _child(number: int, search: SearchOne, sender: Connection) -> None:
+def _child(number: int, search: WorkOne, sender: Connection) -> None:
     """A worker's whole life. The parent decides when it is interrupted: by SIGTERM, or by not being there any more."""
     stopping = False
     parent = os.getppid()
