@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -184,3 +185,19 @@ def test_the_column_of_a_resumed_state_is_counted_in_recurrent_blocks(
     for configured, recurrent, computed, column in inside(release, COLUMNS):
         wanted = (computed - 1) // recurrent
         assert (column == wanted) is (by_recurrent_block or configured == recurrent)
+
+
+ASK = """
+from kvproof import subjects
+from kvproof.spec.config import Config, ConfigError, Group
+subject = subjects.open_subject(subjects.parse("vllm==0.23.0"), lambda line: None)
+try:
+    subject.startup_limit(Config((Group("full", 4),), 9, 4, 8, connector="offload"))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_release_whose_connector_is_not_driven_refuses_before_it_is_asked_for_its_smallest_pool() -> None:
+    done = subprocess.run([sys.executable, "-c", ASK], check=True, capture_output=True, text=True)
+    assert "its offloading connector is driven from 0.26 on" in done.stdout

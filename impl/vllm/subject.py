@@ -76,12 +76,16 @@ class VllmSubject:
 
     def startup_limit(self, config: Config) -> int:
         """The smallest pool with which this release agrees to start. Raises :class:`ConfigError` as :meth:`start`."""
-        reason = legal(config)
-        if reason is not None:
-            raise ConfigError(reason)
+        self._accept(config)
         return smallest_promising(config)
 
     def start(self, config: Config, observer: Observer | None) -> Driver:
+        self._accept(config)
+        made = OverlappedDriver if config.async_scheduling else Driver
+        return made(config, observer, checkpoint_rule(config, config.eagle) if config.checkpoint_blocks else None)
+
+    def _accept(self, config: Config) -> None:
+        """Raises :class:`ConfigError` for what is not driven, and for what the release's own validation refuses."""
         config.check()
         if config.checkpoint_blocks and self.release.version < (0, 30):
             raise ConfigError(f"vLLM {self.release.name} exports checkpoints in one model only: not driven before 0.30")
@@ -92,8 +96,6 @@ class VllmSubject:
         reason = legal(config)
         if reason is not None:
             raise ConfigError(reason)
-        made = OverlappedDriver if config.async_scheduling else Driver
-        return made(config, observer, checkpoint_rule(config, config.eagle) if config.checkpoint_blocks else None)
 
 
 def checkpoint_rule(config: Config, eagle: bool) -> CheckpointRule:
