@@ -64,6 +64,9 @@ SCENARIOS = {"eagle": EAGLE, "tail": TAIL, "long": LONG, "mixed": MIXED, "window
 CAUSES = {
     "HIT.only-recurrent-short": "recurrent-short-refused",
     "EVENT.stored-well-formed": "mamba-tokens-of-other-blocks",
+    "EVENT.removed-is-gone": "removed-while-carried",
+    "SLOT.null-write": "attention-write-to-null",
+    "ADMIT.starved": "waiting-request-passed-over",
 }
 PROMISED: dict[str, str | int] = {"request": "b", "base": "a", "promised": 16}
 
@@ -263,14 +266,27 @@ def test_a_store_offers_what_the_scenario_s_store_does() -> None:
 
 @pytest.mark.parametrize(
     ("config", "action"),
-    [({"async_scheduling": True}, {}), ({"policy": "priority"}, {}), ({"image_tokens": 4}, {"images": (0,)}),
-     ({}, {"missing": 16})],
+    [({"async_scheduling": True}, {}), ({"image_tokens": 4}, {"images": (0,)}), ({}, {"missing": 16})],
 )  # fmt: skip
 def test_what_no_test_plays_is_refused(config: dict[str, object], action: dict[str, object]) -> None:
     first, *rest = LONG.actions
     played = Scenario(replace(LONG.config, **config), (replace(first, **action), *rest))
     with pytest.raises(ScenarioError, match="--as text"):
         export_pytest(played, broken("FLOW.no-crash"), "")
+
+
+def test_priorities_and_loads_that_fall_short_are_played() -> None:
+    first, *rest = LONG.actions
+    high = Scenario(replace(LONG.config, policy="priority"), (replace(first, priority=2), *rest))
+    text = export_pytest(high, broken("FLOW.no-crash"), "")
+    assert 'policy="priority",' in text
+    assert "priority=2)" in text
+    short = Scenario(replace(LONG.config, load_report="block"), (replace(first, missing=16), *rest))
+    text = export_pytest(short, broken("FLOW.no-crash"), "")
+    assert "missing=16)" in text
+    assert "invalid_block_ids=" in text
+    with pytest.raises(ScenarioError, match="--as text"):  # who reads what did not come is not told apart
+        export_pytest(short, broken("SLOT.attention-read"), "")
 
 
 def test_a_check_is_of_the_cause_that_was_found() -> None:
@@ -324,7 +340,8 @@ def test_every_check_is_of_an_invariant_in_the_catalogue() -> None:
     ("invariant", "cause"),
     [("SLOT.key-content", "key-window-wrong"), ("SLOT.running-state", "running-window-wrong"),
      ("HIT.only-recurrent-short", "short-cut-silently"), ("HIT.limit", "hit-deeper-than-a-group-at-connector"),
-     ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-drafts-than-tokens")],
+     ("SLOT.null-write", "mamba-write-to-null"), ("ADMIT.starved", "running-request-passed-over"),
+     ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-tokens-of-nobody")],
 )  # fmt: skip
 def test_a_cause_that_a_test_cannot_see_is_refused(invariant: str, cause: str) -> None:
     with pytest.raises(ScenarioError, match="--as text"):

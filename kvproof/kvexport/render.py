@@ -28,13 +28,19 @@ WATCHES = {
     "lookups": "lookups",
     "reuse": "reuse",
     "events": "events",
+    "removals": "removals",
+    "malformed": "drafts",
     "cuts": "cuts",
 }
 """Checks that wrap the scheduler's own methods, and the template that does it."""
 
+STARVED_AFTER = 48
+"""Steps in a row in which who is first in line gets nothing, until that is no wait any more, as for the fuzzer."""
+
 LOOKS = {
     "keys": "keys",
     "stall": "stall",
+    "starved": "starved",
     "references": "references",
     "drained": "drained",
     "null": "null",
@@ -48,6 +54,8 @@ class Uses:
     """What the scenario does beyond submitting and stepping."""
 
     base: bool
+    priority: bool
+    missing: bool
     accept: bool
     finish: bool
     abort: bool
@@ -96,6 +104,7 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "recurrent": plan.recurrent,
         "attention": plan.attention,
         "reads": plan.reads,
+        "judges_writes": plan.check == "null-writes",
         "checkpoints": plan.recurrent and config.checkpoint_blocks > 0,
         "windows": any(group.kind == "window" for group in config.groups),
         "idle": plan.check == "stall",
@@ -119,6 +128,7 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "steps": config.load_steps if config.connector == "async" else 1,
         "loads": config.connector == "async" or (config.connector == "sync" and plan.content),
         "peak": _peak(config, plan.actions),
+        "starved_after": STARVED_AFTER,
         "constants": _constants(config, plan, marked),
         "calls": _calls(config, plan),
         "name": re.sub(r"\W+", "_", violation.invariant.lower()) if violation is not None else "scenario",
@@ -130,6 +140,8 @@ def _uses(config: Config, actions: tuple[Action, ...]) -> Uses:
     kinds = {action.kind for action in actions}
     return Uses(
         base=any(action.base for action in actions),
+        priority=config.policy == "priority" and any(action.priority for action in actions),
+        missing=config.connector != "none" and any(action.missing for action in actions),
         accept=config.speculative > 0 and _decodes(config, actions) and any(action.accept for action in actions),
         finish="finish" in kinds,
         abort="abort" in kinds,
@@ -223,6 +235,8 @@ def _constants(config: Config, plan: Plan, marked: bool) -> list[str]:
         lines += ["# Whether the release tells MTP layers from the model's own: from 0.31."]
         lines += [f'MARKED = bool(importlib.util.find_spec("{module}"))']
     groups = list(enumerate(config.groups))
+    if config.connector != "none" and any(action.missing for action in plan.actions):
+        lines.append(f"GROUP_BLOCKS = {[group.block_size for group in config.groups]}  # tokens")
     if plan.recurrent or plan.check in ("bound", "refused"):
         recurrent = [index for index, group in groups if group.kind == "mamba"]
         lines.append(f"RECURRENT = {recurrent}  # groups whose block holds one whole state")
@@ -251,6 +265,10 @@ def _call(config: Config, action: Action, accepts: bool) -> str:
             arguments += [f"base={wording.literal(action.base)}", f"shared={min(action.shared, length)}"]
         if config.connector != "none" and action.external:
             arguments.append(f"external={action.external}")
+        if config.connector != "none" and action.missing:
+            arguments.append(f"missing={action.missing}")
+        if config.policy == "priority" and action.priority:
+            arguments.append(f"priority={action.priority}")
         return f"engine.submit({', '.join(arguments)})"
     if action.kind == "step":
         accept = f"accept={action.accept}" if action.accept and accepts else ""
