@@ -188,16 +188,29 @@ def test_the_column_of_a_resumed_state_is_counted_in_recurrent_blocks(
 
 
 ASK = """
+import sys
 from kvproof import subjects
 from kvproof.spec.config import Config, ConfigError, Group
-subject = subjects.open_subject(subjects.parse("vllm==0.23.0"), lambda line: None)
-try:
-    subject.startup_limit(Config((Group("full", 4),), 9, 4, 8, connector="offload"))
-except ConfigError as error:
-    print(error)
+subject = subjects.open_subject(subjects.parse("vllm==" + sys.argv[1]), lambda line: None)
+for other in (Group("mamba", 4), Group("chunked", 4, 8)):
+    try:
+        subject.startup_limit(Config((Group("full", 4), other), 9, 4, 8, retention=None, connector="offload"))
+        print("starts")
+    except ConfigError as error:
+        print(error)
 """
 
 
-def test_a_release_whose_connector_is_not_driven_refuses_before_it_is_asked_for_its_smallest_pool() -> None:
-    done = subprocess.run([sys.executable, "-c", ASK], check=True, capture_output=True, text=True)
-    assert "its offloading connector is driven from 0.26 on" in done.stdout
+@pytest.mark.parametrize(
+    ("release", "answers"),
+    [
+        ("0.23.0", ["its offloading connector is driven from 0.26 on"] * 2),
+        ("0.28.0", ["starts", "its offloading connector refuses chunked local attention"]),
+    ],
+)
+def test_what_a_release_does_not_offload_is_refused_before_its_smallest_pool_is_asked_for(
+    release: str, answers: list[str]
+) -> None:
+    done = subprocess.run([sys.executable, "-c", ASK, release], check=True, capture_output=True, text=True)
+    said = done.stdout.splitlines()[-2:]
+    assert all(answer in line for answer, line in zip(answers, said, strict=True)), done.stdout

@@ -91,6 +91,9 @@ class VllmSubject:
             raise ConfigError(f"vLLM {self.release.name} exports checkpoints in one model only: not driven before 0.30")
         if config.connector == "offload" and self.release.version < OFFLOAD_SINCE:
             raise ConfigError(f"vLLM {self.release.name}: its offloading connector is driven from 0.26 on")
+        chunked = any(group.kind == "chunked" for group in config.groups)
+        if config.connector == "offload" and chunked and self.release.version < (0, 29):
+            raise ConfigError(f"vLLM {self.release.name}: its offloading connector refuses chunked local attention")
         if config.cache_events and self.release.version < EVENTS_SINCE:
             raise ConfigError(f"vLLM {self.release.name}: its cache events are followed from 0.24 on")
         reason = legal(config)

@@ -209,8 +209,9 @@ def _child(number: int, search: WorkOne, sender: Connection) -> None:
     except KeyboardInterrupt:
         pass
     except BaseException as error:
-        text = traceback.format_exception_only(error)[-1].strip()
-        send("error", f"worker {number} failed: {text}")
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.name} in {frame.filename.rpartition('/')[2]}:{frame.lineno}"
+        send("error", f"worker {number} failed: {type(error).__name__}: {error} ({where})")
     finally:
         sender.close()
         _flush()
