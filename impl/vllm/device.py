@@ -137,6 +137,10 @@ def _judged(
     return Write(writer, group, block, slot, state, len(holders), holders <= {writer}, tuple(foreign_keys(block)))
 
 
+def _no_keys(block: int) -> Sequence[State]:
+    return ()
+
+
 class Device:
     """Blocks of tracers, and the worker's bookkeeping."""
 
@@ -209,6 +213,8 @@ class Device:
         for row in rows:
             name = row.worker.name
             written[name] += self._attention_blocks(row)
+            # Keys of what is computed on a load that failed are judged once the scheduler has heard of the failure.
+            keys = _no_keys if row.spoiled else foreign_keys
             forwards.append(
                 Forward(
                     request=name,
@@ -217,7 +223,7 @@ class Device:
                     drafts=len(row.drafts),
                     prefill_end=row.worker.prefill,
                     reads=reads[name],
-                    writes=tuple(_judged(name, *write, owners, foreign_keys) for write in written[name]),
+                    writes=tuple(_judged(name, *write, owners, keys) for write in written[name]),
                 )
             )
         return {row.worker.name: row.sampled for row in rows if row.sampled is not None}, forwards
