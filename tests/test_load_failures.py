@@ -52,6 +52,8 @@ PLAYS = {
     "one group": load(13, 12, 4, **ONE),
     "one group, by block": load(13, 12, 4, load_report="block", **ONE),
     "one group, sync": load(13, 12, 4, connector="sync", **ONE),
+    # What it computes on the load fills a block, whose key is there before anybody hears of the failure.
+    "one group, sync, to a block's end": load(16, 12, 4, connector="sync", **ONE),
     "one group, all lost": load(13, 12, 12, load_report="block", **ONE),
     "one group, fails": load(13, 12, 4, load_failure="fail", **ONE),
     "kept": load(13, 12, 0),
@@ -100,6 +102,7 @@ def test_one_group_goes_on_from_what_came(release: str) -> None:
         "one group": by_request,
         "one group, by block": "r1 [8, 13)",
         "one group, sync": "r1 [8, 13)",
+        "one group, sync, to a block's end": "r1 [8, 16)",
         "one group, all lost": "r1 [0, 13)",
     }.items():
         found = seen(release, name)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from kvproof import scenario_file
 from kvproof.models.stateful import campaign
 from kvproof.models.stateful.campaign import Campaign
 from kvproof.models.stateful.drive import standard_watchers
@@ -270,6 +271,27 @@ def test_reducing_stops_when_told_and_tells_what_does_not_reproduce() -> None:
     assert never.reduce() == scenario
     assert never.reproduced is False
     assert never.used == 1
+
+
+@pytest.mark.parametrize("attempts", range(2, 20))
+def test_a_scenario_can_be_read_wherever_reducing_it_ended(attempts: int) -> None:
+    actions = (
+        Action("submit", "r1", length=9, max_tokens=2),
+        Action("submit", "r2", base="r1", shared=9, length=12, max_tokens=2),
+        Action("finish", "r1"),
+        Action("submit", "r3", base="r2", shared=7, length=8, max_tokens=2),
+        Action("abort", "r2"),
+        Action("step", times=3),
+    )
+
+    def reproduces(candidate: Scenario, drains: bool) -> int | None:
+        last = candidate.actions[-1] if candidate.actions else None
+        third = any(action.kind == "submit" and action.request == "r3" for action in candidate.actions)
+        return len(candidate.actions) - 1 if third and last is not None and last.kind == "step" else None
+
+    small = Reducer(Scenario(CONFIG, actions), reproduces, attempts).reduce()
+    assert scenario_file.parse(scenario_file.to_data(small)).scenario == small
+    assert attempts < 5 or len(small.actions) < len(actions)
 
 
 def test_requests_are_renamed_with_their_bases() -> None:

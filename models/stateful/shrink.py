@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -186,7 +186,19 @@ class Reducer:
             index += not merged
 
     def _with(self, actions: tuple[Action, ...]) -> Scenario:
-        return replace(self.best, actions=actions)
+        return replace(self.best, actions=tuple(_about_somebody(actions)))
+
+
+def _about_somebody(actions: Iterable[Action]) -> Iterator[Action]:
+    """The same without what is done to requests that never came, and without prefixes of those: a scenario that names
+    somebody unknown is refused where it is read."""
+    names: set[str] = set()
+    for action in actions:
+        if action.kind == "submit":
+            names.add(action.request)
+            yield action if action.base in names else replace(action, base="", shared=0)
+        elif not action.request or action.request in names:
+            yield action
 
 
 def _lower(value: int, least: int) -> Iterator[int]:
