@@ -70,6 +70,19 @@ PLAYS["left"] = Scenario(
 )
 
 
+PLAYS["shared"] = Scenario(
+    # r3 loads the last block of what r4 hits in the same step, and the store loses it: r4's row is void as well.
+    Config(groups=(Group("full", 2),), num_blocks=7, hash_unit=2, step_tokens=2, max_running=2, connector="sync"),
+    (
+        Action("submit", "r1", length=8, max_tokens=1),
+        Action("submit", "r2", length=3, max_tokens=3),
+        Action("submit", "r3", "r1", 8, 9, 1, external=8, missing=2),
+        Action("submit", "r4", "r1", 8, 9, 1),
+        Action("step", times=12),
+    ),
+)
+
+
 def seen(release: str, name: str) -> Seen:
     return play(release, PLAYS)[name]
 
@@ -109,6 +122,14 @@ def test_one_group_goes_on_from_what_came(release: str) -> None:
         shows_nothing(found)
         assert goes_on in found.text, found.text
         assert found.judged["EXT.counts-what-came"]
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
+def test_who_shares_what_a_load_failed_to_bring_runs_again(release: str) -> None:
+    found = seen(release, "shared")
+    shows_nothing(found)
+    assert found.text.count("r4 [8, 9)") == 2, found.text
+    assert found.judged["SLOT.attention-read"]
 
 
 @pytest.mark.parametrize("release", ["0.30.0", "0.33.0"])

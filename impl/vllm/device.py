@@ -150,6 +150,8 @@ class Device:
         self.attention: dict[int, list[State | None]] = {}
         self.mamba: dict[int, MambaContent] = {}
         self.workers: dict[str, WorkerRequest] = {}
+        self.spoiled: set[str] = set()
+        """The requests whose rows of the last step are worth nothing, since a load failed."""
         self.propose: Callable[[Sequence[State], int], list[int]] | None = None
         """Where steps overlap, the worker does not hear back what was sampled and drafted: it has that itself. This
         drafts so many tokens after a prefix.
@@ -190,9 +192,8 @@ class Device:
         rows = self._rows(output, states_of, only)
         for load in loads:
             self.load(load)
-        lost = {load.request for load in loads if load.lost}
+        self._spoil(rows, loads)
         for row in rows:
-            row.spoiled = row.worker.name in lost
             self._move_state(row)
         if before_forward is not None:
             before_forward()
@@ -255,6 +256,18 @@ class Device:
                 first, last = max(load.start, slot * size), min(load.received, (slot + 1) * size)
                 content = self._attention(table[slot], size)
                 content[first - slot * size : last - slot * size] = load.states[first + 1 : last + 1]
+
+    def _spoil(self, rows: Sequence[_Row], loads: Sequence[Load]) -> None:
+        """Mark the rows that start from what a load of this step failed to bring: its own, and those of requests that
+        share the blocks it was to fill."""
+        lost = {block for load in loads if load.lost for block in load.targets(self.config, load.received)}
+        for row in rows if lost else ():
+            before = (
+                table[: -(-row.start // group.block_size)]
+                for table, group in zip(row.worker.tables, self.config.groups, strict=True)
+            )
+            row.spoiled = any(not lost.isdisjoint(blocks) for blocks in before)
+        self.spoiled = {row.worker.name for row in rows if row.spoiled}
 
     # -- bookkeeping --------------------------------------------------------------------------------------------------
 

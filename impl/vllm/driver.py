@@ -349,8 +349,10 @@ class Driver:
         """A synchronous load failed, and what was computed on top of it is void: its blocks are due once more."""
         for load_ in loads:
             if load_.lost:
-                written = {write.block for f in forwards if f.request == load_.request for write in f.writes}
-                self._view.owed[load_.request] = written.union(load_.targets(self.config, load_.received))
+                self._view.owed[load_.request] = set(load_.targets(self.config, load_.received))
+        for forward in forwards:
+            if forward.request in self.device.spoiled:
+                self._view.owed.setdefault(forward.request, set()).update(write.block for write in forward.writes)
 
     def _judge_loads(self, loads: Sequence[Load], forwards: Sequence[Forward]) -> None:
         """Loads are over, and the scheduler has heard of it. What ran on top of one counts apart."""
