@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 import tomllib
@@ -114,3 +115,20 @@ def test_every_folder_with_modules_is_a_package() -> None:
         if not (path.parent / "__init__.py").exists()
     }
     assert not missing
+
+
+def test_every_record_is_in_the_list_of_findings_as_it_is() -> None:
+    folder = ROOT / "findings"
+    rows = {}
+    for line in (folder / "README.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and "](" in cells[-1]:
+            rows[cells[-1].rpartition("(")[2].rstrip(")")] = cells
+    records = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")}
+    assert rows.keys() == records.keys()
+    for name, record in records.items():
+        invariant, cause, releases, status, _ = rows[name]
+        assert (invariant, cause, status.partition(" ")[0]) == (record["invariant"], record["cause"], record["status"])
+        named = record["releases"] if isinstance(record["releases"], list) else [record["releases"]]
+        assert releases.startswith(named[0]), name
+        assert releases.endswith(named[-1]), name
