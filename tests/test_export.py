@@ -193,8 +193,8 @@ def test_a_record_tells_its_releases_and_what_is_known() -> None:
     told = documentation(recorded("SLOT.chunk-end", "chunk-crosses-boundary", "0.31.0"))
     assert "Found on vLLM 0.30.0 … 0.31.0. Read in 0.30.0 and 0.33.0: _mamba_block_aligned_split decides" in told
     assert "See" not in told
-    told = documentation(recorded("SLOT.attention-read", "attention-missing", "0.26.0"))
-    assert "Found on vLLM 0.26.0 … 0.31.0. Not confirmed" in told
+    told = documentation(recorded("HIT.covers", "window-short-at-resume", "0.26.0"))
+    assert "Found on vLLM 0.26.0 … 0.33.0. Not confirmed" in told
     record = record_of("SLOT.chunk-end", "chunk-ends-off-boundary", "0.26.0")
     assert record.scenario is not None
     text = export_text(scenario_file.parse(record.scenario).scenario, record.violation(), "")
@@ -221,7 +221,8 @@ def test_a_reference_is_that_of_the_release() -> None:
     stale = broken("SLOT.key-content", "full-key-stale", group=1)
     assert "See PR 51113." in documentation(export_pytest(EAGLE, stale, "vllm==0.26.0"))
     assert "51113" not in documentation(export_pytest(EAGLE, stale, "vllm==0.33.0"))
-    assert "not surely of this fault" in documentation(export_pytest(EAGLE, stale, "vllm==0.28.0"))
+    unknown = broken("SLOT.key-content", "partial-key-stale", group=1)
+    assert "not surely of this fault" in documentation(export_pytest(EAGLE, unknown, "vllm==0.28.0"))
 
 
 def test_the_groups_that_a_record_is_about_are_in_its_cause() -> None:
@@ -316,7 +317,7 @@ def test_a_chunk_may_end_in_a_block_that_no_chunk_can_fill() -> None:
 
 @pytest.mark.parametrize("number", [51113, 51468, 57050])
 def test_the_tests_of_faults_that_were_fixed_are_short(number: int) -> None:
-    records = [record for record in findings.load() if record.reference == f"PR {number}"]
+    records = [r for r in findings.load() if r.reference == f"PR {number}" and not r.invariant.startswith("EXT.")]
     assert records
     for record in records:
         assert recorded(*record.identity, record.releases[-1]).count("\n") <= 260

@@ -149,7 +149,8 @@ def _shows(check: Check, violation: Violation) -> bool:
     if check == "removals":
         return cause == "removed-while-carried"
     if check == "reuse":
-        return "promised" in dict(violation.where)
+        where = dict(violation.where)
+        return "promised" in where and where["request"] != where["base"]  # that is its second lookup, or a later one
     if check == "events":
         return cause.endswith("tokens-of-other-blocks")
     if check == "cuts":
