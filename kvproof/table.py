@@ -122,15 +122,16 @@ def _together(rows: Sequence[Row]) -> list[Row]:
 def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
     counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
     _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}")
-    # What is as it was recorded takes a line; its record says the rest.
+    # What is as it was recorded is named only; its record says the rest.
     same = [row for row in rows if brief and row.verdict == SHOWN]
     for row in rows:
         if row not in same:
             _block(out, row)
     if same:
         out.print(Padding(Text(f"{SHOWN} (findings/README.md):", style=_STYLES["info"]), (0, 0, 0, 2)))
-    for row in same:
-        out.print(Padding(Text(row.id), (0, 0, 0, 4)))
+    for invariant in dict.fromkeys(row.id.partition(" ")[0] for row in same):
+        causes = [row.id.partition(" ")[2] for row in same if row.id.partition(" ")[0] == invariant]
+        out.print(Padding(Text(f"{invariant} {', '.join(causes)}"), (0, 0, 0, 4)))
 
 
 def _mutants(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
