@@ -183,7 +183,7 @@ def _method(config: Config) -> str:
 
 def _retention(config: Config) -> int | None:
     """Where no group is sparse, 0 means nothing, and older releases refuse it."""
-    if config.retention == 0 and all(group.kind == "full" for group in config.groups):
+    if config.retention == 0 and all(group.kind in ("full", "chunked") for group in config.groups):
         return None
     return config.retention
 
