@@ -108,7 +108,8 @@ class Promises:
 
     def _settle(self, view: View) -> None:
         """A step is over: what it keyed is there, what it lost is gone, and who was prefilled counts from now on."""
-        gone = [key for key in self._follow(view, view.touched()) if self._one_of_a_kind or not self._blocks.get(key)]
+        removed = self._follow(view, view.touched())
+        gone = [key for key in removed if not self._blocks[key] or (self._one_of_a_kind and removed[key])]
         for key in gone:
             if not self._blocks[key]:
                 del self._blocks[key]
@@ -124,19 +125,23 @@ class Promises:
         for name in [name for name, life in self.done.items() if life.lost]:
             del self.done[name]
 
-    def _follow(self, view: View, blocks: Collection[int]) -> set[KeyName]:
-        """Note what these blocks are keyed as now; returns the keys that any of them lost."""
+    def _follow(self, view: View, blocks: Collection[int]) -> dict[KeyName, bool]:
+        """Note what these blocks are keyed as now. Returns the keys that any of them lost, and whether fewer blocks
+        have each of them than before: a key that went from one block to another is not lost."""
         removed: set[KeyName] = set()
+        had: dict[KeyName, int] = {}
         for block in blocks:
             before = self._keys.get(block, frozenset())
             after = frozenset((key.group, key.state) for key in view.keys(block))
+            for key in before ^ after:
+                had.setdefault(key, len(self._blocks.get(key, ())))
             for key in before - after:
                 self._blocks[key].discard(block)
                 removed.add(key)
             for key in after - before:
                 self._blocks.setdefault(key, set()).add(block)
             self._keys[block] = after
-        return removed
+        return {key: len(self._blocks[key]) < had[key] for key in removed}
 
     @property
     def _one_of_a_kind(self) -> bool:
