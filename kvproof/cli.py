@@ -23,6 +23,7 @@ from kvproof.errors import INTERRUPTED, USAGE, UsageError, explain, one_line, re
 from kvproof.options import (
     MOST_STEPS,
     MOST_WORKERS,
+    MUTANT_STEPS,
     STOPS,
     Known,
     ReportFolder,
@@ -52,7 +53,6 @@ app = typer.Typer(
 VERIFY_STEPS = 60_000
 VERIFY_SECONDS = 100.0
 FUZZ_STEPS = 50_000
-MUTANT_STEPS = 12_000
 
 
 def _version(wanted: bool) -> None:

@@ -108,11 +108,7 @@ class Promises:
 
     def _settle(self, view: View) -> None:
         """A step is over: what it keyed is there, what it lost is gone, and who was prefilled counts from now on."""
-        removed = self._follow(view, view.touched())
-        gone = [key for key in removed if not self._blocks[key] or (self._one_of_a_kind and removed[key])]
-        for key in gone:
-            if not self._blocks[key]:
-                del self._blocks[key]
+        gone = self._follow(view, view.touched())
         for lives in (self.lives, self.done):
             for life in lives.values():
                 life.lost = life.lost or any(life.has(state) for _, state in gone)
@@ -125,23 +121,26 @@ class Promises:
         for name in [name for name, life in self.done.items() if life.lost]:
             del self.done[name]
 
-    def _follow(self, view: View, blocks: Collection[int]) -> dict[KeyName, bool]:
-        """Note what these blocks are keyed as now. Returns the keys that any of them lost, and whether fewer blocks
-        have each of them than before: a key that went from one block to another is not lost."""
-        removed: set[KeyName] = set()
+    def _follow(self, view: View, blocks: Collection[int]) -> list[KeyName]:
+        """Note what these blocks are keyed as now, and return the keys that are lost: a key that went from one block to
+        another is not."""
         had: dict[KeyName, int] = {}
         for block in blocks:
             before = self._keys.get(block, frozenset())
             after = frozenset((key.group, key.state) for key in view.keys(block))
             for key in before ^ after:
-                had.setdefault(key, len(self._blocks.get(key, ())))
-            for key in before - after:
-                self._blocks[key].discard(block)
-                removed.add(key)
-            for key in after - before:
-                self._blocks.setdefault(key, set()).add(block)
+                carriers = self._blocks.setdefault(key, set())
+                had.setdefault(key, len(carriers))
+                (carriers.add if key in after else carriers.discard)(block)
             self._keys[block] = after
-        return {key: len(self._blocks[key]) < had[key] for key in removed}
+        lost = []
+        for key, count in had.items():
+            left = len(self._blocks[key])
+            if left < count and (not left or self._one_of_a_kind):
+                lost.append(key)
+            if not left:
+                del self._blocks[key]
+        return lost
 
     @property
     def _one_of_a_kind(self) -> bool:

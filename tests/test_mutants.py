@@ -18,6 +18,7 @@ from kvproof.models.mutants.matrix import Checker
 from kvproof.models.mutants.operators import Mutation, function_of, mutations, planted
 from kvproof.models.mutants.rules import Rules, judged_survivors, rule_modules
 from kvproof.models.mutants.workload import workload
+from kvproof.options import MUTANT_STEPS
 from kvproof.report import Report
 from kvproof.spec.rules import hits
 
@@ -131,7 +132,7 @@ def test_mutants_have_names_of_their_own_in_the_order_of_what_they_break() -> No
 @pytest.mark.slow
 def test_every_mutant_is_killed_by_every_checker() -> None:
     report = Report("mutants")
-    mutating.run(report, mutating.Options((), cli.MUTANT_STEPS), lambda line: None)
+    mutating.run(report, mutating.Options((), MUTANT_STEPS), lambda line: None)
     assert [(row.id, row.verdict) for row in report.rows if row.outcome != "pass"] == []
     assert report.facts["killed"] == len(MUTANTS) + sum(row.subject == "rules" for row in report.rows)
     assert report.exit_code == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from kvproof.impl.vllm.progress import STARVED_AFTER
 from kvproof.kvexport import wording
 from kvproof.kvexport.imports import imports_of
 from kvproof.kvexport.origin import origin
@@ -33,9 +34,6 @@ WATCHES = {
     "cuts": "cuts",
 }
 """Checks that wrap the scheduler's own methods, and the template that does it."""
-
-STARVED_AFTER = 48
-"""Steps in a row in which who is first in line gets nothing, until that is no wait any more, as for the fuzzer."""
 
 LOOKS = {
     "keys": "keys",
@@ -235,7 +233,7 @@ def _constants(config: Config, plan: Plan, marked: bool) -> list[str]:
         lines += ["# Whether the release tells MTP layers from the model's own: from 0.31."]
         lines += [f'MARKED = bool(importlib.util.find_spec("{module}"))']
     groups = list(enumerate(config.groups))
-    if config.connector != "none" and any(action.missing for action in plan.actions):
+    if _uses(config, plan.actions).missing:
         lines.append(f"GROUP_BLOCKS = {[group.block_size for group in config.groups]}  # tokens")
     if plan.recurrent or plan.check in ("bound", "refused"):
         recurrent = [index for index, group in groups if group.kind == "mamba"]

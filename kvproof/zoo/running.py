@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from kvproof import subjects
 from kvproof.engines import Progress
 from kvproof.errors import UsageError
+from kvproof.options import MUTANT_STEPS
 from kvproof.report import Outcome, Report, Row
 from kvproof.zoo.code import code_hash
 from kvproof.zoo.fault import Fault, ordered, scenario_of
 from kvproof.zoo.replays import Shown, replay_all
 from kvproof.zoo.results import Killed, Replayed, Results, stamp
-
-MUTANT_STEPS = 12_000
-"""What the fuzzer may take for each mutant, as in ``kvproof mutants``."""
 
 
 def run(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvproof.invariants.monitor import InvariantBroken
 from kvproof.models.stateful import campaign
-from kvproof.models.stateful.drive import Identity, Watcher, standard_watchers
+from kvproof.models.stateful.drive import Identity, Watcher, standard_watchers, told
 from kvproof.spec.config import Config
 from kvproof.spec.events import Observation, StepEnd
 from kvproof.spec.finding import Violation
@@ -62,7 +61,7 @@ def live(serve: Serve, scenarios: Iterable[Scenario]) -> Trial:
         except InvariantBroken as broken:
             return Trial(steps + served.steps, broken.violation, scenario.note)
         except Exception as error:
-            return Trial(steps + served.steps, where=scenario.note, error=_told(error))
+            return Trial(steps + served.steps, where=scenario.note, error=told(error))
         steps += served.steps
     return Trial(steps)
 
@@ -119,9 +118,3 @@ class _First:
     @property
     def violations(self) -> Sequence[Violation]:
         return self._judge.violations
-
-
-def _told(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{frame.name} in {frame.filename.rpartition('/')[2]}:{frame.lineno}"
-    return f"{type(error).__name__}: {error} ({where})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -50,7 +49,7 @@ class Campaign:
     first_seen: Mapping[Identity, float] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     searched: float = 0.0
-    """Seconds until the search was over, and what it had found was made small."""
+    """Seconds until the search was over: making small what it had found is in ``seconds`` only."""
 
 
 def run(
@@ -204,7 +203,7 @@ class _Ticker:
         self._seen: set[Identity] = set()
         self._began = self._told = time.monotonic()
         self._done: dict[int, tuple[int, int]] = {}
-        self._identities: Counter[Identity] = Counter()
+        self._new: set[Identity] = set()
 
     def tick(self, worker: int, steps: int, examples: int, seen: frozenset[Identity]) -> None:
         self._done[worker] = (steps, examples)
@@ -215,13 +214,13 @@ class _Ticker:
         self._told = now
         total, runs = (sum(column) for column in zip(*self._done.values(), strict=True))
         rate = total / (now - self._began)
-        found = f"{len(self._identities)} new, {len(self._seen)} known"
+        found = f"{len(self._new)} new, {len(self._seen)} known"
         self._progress(f"{total} steps in {runs} runs, {rate:.0f} a second, {found}")
 
     def found(self, finding: Finding) -> None:
         violation = finding.violation
-        self._identities[violation.identity] += 1
-        if self._identities[violation.identity] == 1:
+        if violation.identity not in self._new:
+            self._new.add(violation.identity)
             self.say(f"found {violation.invariant} ({violation.cause})")
 
     def reduced(self, finding: Finding) -> None:

@@ -104,14 +104,19 @@ class Run:
             self.spoiled = True
         except Exception as error:
             # A subject reports its own failures as Crash events: what arrives here is a mistake in a checker.
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.name} in {frame.filename.rpartition('/')[2]}:{frame.lineno}"
-            self.error = f"{type(error).__name__}: {error} ({where})"
+            self.error = told(error)
         except BaseException:  # an interrupt: whatever the engine was doing, it is in no state to go on
             self.over = True
             raise
         self.over = True
         return True
+
+
+def told(error: BaseException) -> str:
+    """An error of a checker in a line: what it is, and where it came up."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{frame.name} in {frame.filename.rpartition('/')[2]}:{frame.lineno}"
+    return f"{type(error).__name__}: {error} ({where})"
 
 
 def standard_watchers(subject: Subject) -> Watchers:

@@ -9,14 +9,13 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
 from typing import Any
 
-from kvproof.models.stateful.drive import Identity
+from kvproof.models.stateful.drive import Identity, told
 from kvproof.models.stateful.notes import Report, Tally
 
 Check = Callable[[], None]
@@ -186,14 +185,14 @@ def _child(number: int, search: WorkOne, sender: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
-    told = time.monotonic()
+    last = time.monotonic()
 
     def tick(tally: Tally) -> None:
-        nonlocal told
+        nonlocal last
         check()
         now = time.monotonic()
-        if now - told >= _SECONDS_BETWEEN_TICKS:
-            told = now
+        if now - last >= _SECONDS_BETWEEN_TICKS:
+            last = now
             send("tick", tally.so_far())
 
     def send(kind: str, value: Any) -> None:
@@ -209,9 +208,7 @@ def _child(number: int, search: WorkOne, sender: Connection) -> None:
     except KeyboardInterrupt:
         pass
     except BaseException as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.name} in {frame.filename.rpartition('/')[2]}:{frame.lineno}"
-        send("error", f"worker {number} failed: {type(error).__name__}: {error} ({where})")
+        send("error", f"worker {number} failed: {told(error)}")
     finally:
         sender.close()
         _flush()
