@@ -37,15 +37,19 @@ def stored_well_formed(observation: Observation) -> Verdict:
     if not isinstance(event, Stored):
         return None
     faults = [fault for fault in (_wrong_sizes(config, event), _wrong_tokens(event), _gone(event)) if fault]
-    return [violation("EVENT.stored-well-formed", cause, words, group=event.group) for cause, words in faults[:1]]
+    where = "offloaded-" if event.offloaded else ""
+    return [
+        violation("EVENT.stored-well-formed", where + cause, words, group=event.group) for cause, words in faults[:1]
+    ]
 
 
 def _wrong_sizes(config: Config, event: Stored) -> tuple[str, str] | None:
     kind = config.groups[event.group].kind if event.group >= 0 else "some"
     sizes = {config.groups[event.group].block_size} if event.group >= 0 else {g.block_size for g in config.groups}
-    # A key inside a block stands for the tokens since the boundary before it.
-    inside = len(event.keys) == 1 and event.block_size == config.hash_unit
-    if event.block_size not in sizes and not inside:
+    # A key inside a block stands for the tokens since the boundary before it: in the cache it is announced alone, and
+    # when it was offloaded with those of the units before it.
+    inside = _ends_inside(event, sizes) if event.offloaded else len(event.keys) == 1
+    if event.block_size not in sizes and not (inside and event.block_size == config.hash_unit):
         return (
             f"{kind}-block-size-of-another-group",
             f"an event of group {event.group} says that its blocks hold {event.block_size} tokens: they hold "
@@ -58,6 +62,11 @@ def _wrong_sizes(config: Config, event: Stored) -> tuple[str, str] | None:
             f"{event.block_size}",
         )
     return None
+
+
+def _ends_inside(event: Stored, sizes: set[int]) -> bool:
+    last = event.keys[-1] if event.keys else None
+    return last is not None and any(length_of(last) % size for size in sizes)
 
 
 def _wrong_tokens(event: Stored) -> tuple[str, str] | None:
@@ -119,6 +128,8 @@ def counters(observation: Observation) -> Verdict:
     cached = counts.get("local", 0) + counts.get("external", 0)
     if cached > counts.get("prompt", cached):
         broken.append((f"{of}-cached-beyond-prompt", "more came from caches than the prompt has"))
+    if 0 <= event.found < cached:
+        broken.append((f"{of}-cached-beyond-first-hit", f"{event.found} were in a cache when it was admitted first"))
     if cached + counts.get("computed", 0) != counts.get("prompt", cached + counts.get("computed", 0)):
         broken.append((f"{of}-does-not-add-up", "its parts do not add up"))
     if counts.get("hits", 0) > counts.get("queries", 0):
@@ -163,8 +174,8 @@ ENTRIES = (
     ),
     Invariant(
         id="EVENT.counters",
-        statement="What the cache counts is never negative, a prompt's parts add up to it, and hits are at most "
-        "queries.",
+        statement="What the cache counts is never negative, a prompt's parts add up to it, what of it counts as cached "
+        "was in a cache when it was admitted first, and hits are at most queries.",
         why="Prometheus refuses a counter that falls, which ends the engine; dashboards and bills show nonsense.",
         provenance=("issue 36755",),
         scope="request",

@@ -29,11 +29,13 @@ from kvproof.spec.scenario import Scenario
 
 class NewFinding(msgspec.Struct, frozen=True):
     """A finding nobody recorded. ``finding`` is ``Finding.to_dict()``; ``file`` is where it is kept, if it is; ``seen``
-    is after how many seconds the campaign first came across it."""
+    is after how many seconds the campaign first came across it. ``others`` break the same in the same way in another
+    setting, and may be another fault."""
 
     finding: dict[str, Any]
     file: str
     seen: float | None = None
+    others: list[NewFinding] = []
 
     @property
     def invariant(self) -> str:
@@ -99,7 +101,13 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
     )
     new = [finding for finding in campaign.findings if finding.violation.identity not in identities]
     first_seen = dict(campaign.first_seen)
-    kept = [_keep(f, options.out, target, progress, first_seen.get(f.violation.identity)) for f in new]
+    kept = [
+        msgspec.structs.replace(
+            _keep(f, options.out, target, progress, first_seen.get(f.violation.identity)),
+            others=[_keep(other, options.out, target, progress, other.seen) for other in f.others],
+        )
+        for f in new
+    ]
     passed_over = identities | {finding.violation.identity for finding in new}
     seen = [msgspec.structs.replace(finding, seen=first_seen.get(finding.identity)) for finding in known]
     told, errors, interrupted = recorded.look_again(subject, seen, passed_over, campaign.interrupted, progress)
@@ -207,13 +215,14 @@ def _new_row(found: NewFinding, subject: str) -> Row:
     when = f"at action {at} of {len(scenario.actions)}" if at <= len(scenario.actions) else "when all was drained"
     forced = " (needs a forced action: unconfirmed until it is reproduced without one)" if scenario.forced else ""
     replay = f"kept in {found.file}\nreplay: {replay_command(found.file, subject)}" if found.file else "not kept"
+    others = [f"in another setting, which may be another fault: {other.file}" for other in found.others if other.file]
     return Row(
         kind="finding",
         id=f"{found.invariant} {finding['cause']}",
         verdict="new",
         outcome="fail",
         detail=str(finding["witness"]),
-        text="\n".join([str(finding["witness"]), f"seen {when}{forced}", scenario.text(), replay]),
+        text="\n".join([str(finding["witness"]), f"seen {when}{forced}", scenario.text(), replay, *others]),
         data={**finding, "file": found.file},
     )
 

@@ -362,7 +362,8 @@ class Stored:
     ``keys`` are the prefixes that the hashes stand for, ``parent`` is that of the parent's hash (``EMPTY`` where there
     is none); ``None`` for a hash that stands for nothing known. ``tokens`` is how many tokens are listed, at
     ``block_size`` a hash, and ``reached`` where they lead, block by block from the parent on. ``gone`` are those of
-    ``keys`` that no block carries once the step is over, although nothing said so.
+    ``keys`` that no block carries once the step is over, although nothing said so. ``offloaded``: it is host memory
+    that has them.
     """
 
     group: int
@@ -372,6 +373,7 @@ class Stored:
     block_size: int
     reached: tuple[State, ...]
     gone: tuple[State, ...] = ()
+    offloaded: bool = False
 
 
 @dataclass(frozen=True)
@@ -389,12 +391,14 @@ class Counted:
 
     ``of`` is what is counted: ``prompt`` of one ``request`` (``prompt`` tokens, of which ``local`` and ``external``
     came from a cache, and ``computed`` were left to do), or ``lookups`` in the cache or in the external store
-    (``queries``, of which ``hits``).
+    (``queries``, of which ``hits``). ``found`` is how many tokens of the prompt were in a cache when the request was
+    admitted first (-1: not known).
     """
 
     of: str
     counts: tuple[tuple[str, int], ...]
     request: str = ""
+    found: int = -1
 
 
 @dataclass(frozen=True)

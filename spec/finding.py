@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvproof.spec.scenario import Scenario
@@ -36,6 +36,10 @@ class Finding:
     action: int
     """Index of the action during which the violation was seen."""
     seed: str = ""
+    seen: float | None = field(default=None, compare=False)
+    """After how many seconds of the campaign, where it is known."""
+    others: tuple[Finding, ...] = ()
+    """The same violation in other settings, which may be another fault."""
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ STORED = Stored(
 # A state inside a recurrent block of 8, keyed by the unit of 4 tokens that ends there.
 INSIDE = Stored(MAMBA, keys=(STATES[4],), parent=EMPTY, tokens=4, block_size=4, reached=(STATES[4],))
 REMOVED = Removed(MAMBA, STATES[16])
-PROMPT = Counted("prompt", (("prompt", 20), ("computed", 4), ("local", 12), ("external", 4)), "r1")
+PROMPT = Counted("prompt", (("prompt", 20), ("computed", 4), ("local", 12), ("external", 4)), "r1", found=16)
 LOOKUPS = Counted("lookups in the cache", (("queries", 20), ("hits", 12)))
 LONE = Lone("r1", tokens=20, longest=24, blocks=9, finished=True)
 STUCK = {"finished": False, "preempted": 3}
@@ -71,6 +71,13 @@ TOLD = (
             Mutant(lambda: _prompt(local=20, computed=-4), "prompt-computed-negative", {"request": "r1"}),
             Mutant(lambda: _prompt(local=20, computed=0), "prompt-cached-beyond-prompt", {"request": "r1"}),
             Mutant(lambda: _prompt(computed=8), "prompt-does-not-add-up", {"request": "r1"}),
+            # What it had computed itself before it was preempted.
+            Mutant(
+                lambda: seen(PROMPT, found=12),
+                "prompt-cached-beyond-first-hit",
+                {"request": "r1"},
+                ("12 were in a cache",),
+            ),
         ),
     ),
     Rule(

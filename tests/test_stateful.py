@@ -81,6 +81,27 @@ def test_the_same_seed_gives_the_same_campaign(workers: int) -> None:
     assert without_clock(first) == without_clock(second)
 
 
+def test_the_same_violation_in_another_setting_is_handed_over_too() -> None:
+    """Two faults may break the same in the same way: one is not to stand for the other where it can't be it."""
+
+    class Twofold(ToySubject):
+        def start(self, config: Config, observer: Observer | None) -> Toy:
+            self.fault = "leak" if config.speculative or config.connector == "async" else ""
+            return super().start(config, observer)
+
+    found = campaign.run(Twofold(), seed=1, steps=4000)
+    (first,) = found.findings
+    both = (first, *first.others)
+    assert {(bool(one.scenario.config.speculative), one.scenario.config.connector) for one in both} >= {
+        (True, "none"),
+        (False, "async"),
+    }
+    for one in both:
+        assert len(one.scenario.actions) <= 10
+        assert replay(Twofold(), one.scenario).at(first.violation.identity) == one.action
+    assert first.to_dict().get("others") is None  # each is a file of its own
+
+
 def test_another_seed_goes_another_way() -> None:
     assert fuzz("").coverage != fuzz("", seed=2).coverage
 

@@ -7,6 +7,7 @@ read off it, since the requests' keys are made to be decodable.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 from kvproof.impl.vllm.cacheview import CacheView
@@ -17,7 +18,7 @@ Named = tuple[int, bytes]
 """A key as events name it: its group (−1: not said) and the prefix hash."""
 
 OWN = (None, "GPU")
-"""The media of the cache itself. What an external store holds is another matter, in units of its own."""
+"""The media of the cache itself. What is offloaded is another matter: it is announced, and not replayed here."""
 
 _BITS = 64
 
@@ -34,12 +35,17 @@ class CacheEvents:
         self._pool = view.pool
         self._told: set[Named] = set()
         self._heard: list[Any] = []
+        self._offloaded: list[Any] = []
         self._carried: dict[int, set[Named]] = {}
         publisher = scheduler.kv_event_publisher
         publish = publisher.publish
 
         def heard(batch: Any) -> None:
-            self._heard += [event for event in batch.events if getattr(event, "medium", None) in OWN]
+            for event in batch.events:
+                if getattr(event, "medium", None) in OWN:
+                    self._heard.append(event)
+                elif getattr(event, "block_size", 0):  # 0: it says which keys they are and no more
+                    self._offloaded.append(event)
             publish(batch)
 
         publisher.publish = heard
@@ -48,7 +54,9 @@ class CacheEvents:
     def step_over(self) -> list[Stored | Removed]:
         """The step's events are out: replay them."""
         events, self._heard = self._heard, []
-        return self._replay(events)
+        offloaded, self._offloaded = self._offloaded, []
+        read = [self._read(event, [(0, _bytes(each)) for each in event.block_hashes], True) for event in offloaded]
+        return [*self._replay(events), *read]
 
     def in_the_end(self) -> list[Stored | Removed]:
         """The run is over: what is queued would go out with the next step."""
@@ -90,11 +98,11 @@ class CacheEvents:
             self._view.touch(carriers)
         for event, keys in stored:
             gone = [key for key in keys if last.get(key) and not self._blocks(key)]
-            answers.append(self._read(event, keys, gone))
+            answers.append(replace(self._read(event, keys), gone=tuple(decode_key(key) for _, key in gone)))
             self._told.difference_update(gone)
         return answers
 
-    def _read(self, event: Any, keys: list[Named], gone: list[Named]) -> Stored:
+    def _read(self, event: Any, keys: list[Named], offloaded: bool = False) -> Stored:
         parent = EMPTY if event.parent_block_hash is None else self._known(_bytes(event.parent_block_hash))
         reached: list[State] = []
         if parent is not None:
@@ -110,7 +118,7 @@ class CacheEvents:
             tokens=len(event.token_ids),
             block_size=event.block_size,
             reached=tuple(reached),
-            gone=tuple(decode_key(key) for _, key in gone),
+            offloaded=offloaded,
         )
 
     def _known(self, key: bytes) -> State | None:

@@ -17,13 +17,16 @@ LOOKUPS = {
 }
 
 
-def counted(outputs: Mapping[int, Any], requests: Mapping[str, Any]) -> Iterator[Counted]:
-    """The counts in what ``update_from_output`` returned about these requests."""
+def counted(outputs: Mapping[int, Any], requests: Mapping[str, Any], found: Mapping[str, int]) -> Iterator[Counted]:
+    """The counts in what ``update_from_output`` returned about these requests.
+
+    ``found`` is how many tokens of each were in a cache when it was admitted first.
+    """
     for of_client in outputs.values():
         for output in of_client.outputs:
             prompt = _prompt(output, requests[output.request_id].num_prompt_tokens)
             if prompt:
-                yield Counted("prompt", prompt, output.request_id)
+                yield Counted("prompt", prompt, output.request_id, found.get(output.request_id, -1))
         for name, of in LOOKUPS.items():
             stats = getattr(of_client.scheduler_stats, name, None)
             if stats is not None and stats.requests:

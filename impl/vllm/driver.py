@@ -306,7 +306,7 @@ class Driver:
         self._finishing &= set(self.scheduler.requests)
         self._view.settle()
         self._view.step_has_run()
-        for counts in counted(outputs, self._requests):
+        for counts in counted(outputs, self._requests, self.watch.found):
             self._emit(counts)
         for announced in self.events.step_over() if self.events is not None else ():
             self._emit(announced)

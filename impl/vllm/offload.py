@@ -16,7 +16,7 @@ from typing import Any
 
 from kvproof.impl.vllm.connector import Store, make_connector_class
 from kvproof.impl.vllm.device import Device
-from kvproof.impl.vllm.drift import load, only
+from kvproof.impl.vllm.drift import load, only, release
 from kvproof.spec.config import Config, ConfigError
 from kvproof.spec.events import Event, Offer, Offloaded, OffloadMoment
 from kvproof.spec.tracer import State, decode_key
@@ -24,6 +24,12 @@ from kvproof.spec.view import NULL, MambaContent
 
 PAGE = 65_536
 """Bytes of one block. Nothing is ever written to them: they are what the release divides its host memory by."""
+
+TRANSLATED_SINCE = (0, 26)
+"""The first release that translates its configuration in a place of its own, where it refuses what it can't offload."""
+
+RESULTS_SINCE = (0, 25)
+"""The first release whose worker is asked for stores and loads apart, and which keeps the results' type beside them."""
 
 Move = tuple[int, int, int, int]
 """One block of a transfer: group, index of the block in its request, block, and place in host memory."""
@@ -39,7 +45,11 @@ def prepare(config: Config, engine: Any, caches: Any) -> None:
     """
     torch, interface = load("torch"), load("vllm.v1.kv_cache_interface")
     chunks = config.offload_blocks or 64 * config.num_blocks
-    extra = {"spec_name": "CPUOffloadingSpec", "cpu_bytes_to_use": chunks * PAGE}
+    extra = {
+        "spec_name": "CPUOffloadingSpec",
+        "cpu_bytes_to_use": chunks * PAGE,
+        "self_describing_kv_events": config.cache_events,
+    }
     object.__setattr__(engine.kv_transfer_config, "kv_connector_extra_config", extra)
     model = engine.model_config
     model.model, model.dtype, model.get_total_num_kv_heads = "kvproof", torch.float32, lambda: 1
@@ -54,9 +64,12 @@ def prepare(config: Config, engine: Any, caches: Any) -> None:
             block_stride=PAGE if "layers" in interface.KVCacheTensor.__dataclass_fields__ else 0,
         )
     ]
-    translate = load("vllm.distributed.kv_transfer.kv_connector.v1.offloading.config").build_offloading_config
+    if release().version < TRANSLATED_SINCE:
+        check = load("vllm.v1.kv_offload.factory").OffloadingSpecFactory.create_spec
+    else:
+        check = load("vllm.distributed.kv_transfer.kv_connector.v1.offloading.config").build_offloading_config
     try:
-        translate(engine, caches)
+        check(engine, caches)
     except (AssertionError, ValueError) as error:
         raise ConfigError(f"the offloading connector refuses this configuration: {error}") from error
 
@@ -97,6 +110,11 @@ class HostMemory:
         self.jobs[job_id] = _Job(False, list(_moves(dst_spec, src_spec)), self.steps)
         return True
 
+    def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
+        """Up to 0.24: either direction, told by which of its ends has groups."""
+        submit = self.submit_store if hasattr(spec[0], "group_sizes") else self.submit_load
+        return submit(job_id, *spec)
+
     def wait(self, job_ids: set[int]) -> None:
         for job in sorted(job_ids & self.jobs.keys()):
             self._end(job)
@@ -108,7 +126,9 @@ class HostMemory:
             if job.steps <= 0:
                 self._end(number)
         ended, self._finished = self._finished, []
-        return [load("vllm.v1.kv_offload.base").TransferResult(job_id=job, success=True) for job in ended]
+        place = "base" if release().version >= RESULTS_SINCE else "worker.worker"
+        result = load(f"vllm.v1.kv_offload.{place}").TransferResult
+        return [result(job_id=job, success=True) for job in ended]
 
     def shutdown(self) -> None: ...
 
@@ -133,6 +153,11 @@ class HostMemory:
         if state is not None:
             self.device.mamba[block] = state
         self.device.dirty.add(block)
+
+
+def _ends(job: Any) -> tuple[Any, Any]:
+    """Where a transfer reads, and where it writes: a pair up to 0.24."""
+    return job.transfer_spec if hasattr(job, "transfer_spec") else (job.src_spec, job.dst_spec)
 
 
 def _moves(device_spec: Any, host_spec: Any) -> Iterator[Move]:
@@ -181,7 +206,7 @@ class Offload:
         metadata = output.kv_connector_metadata
         jobs, at_once = metadata.store_jobs, metadata.jobs_to_flush or ()
         for job in (*self._chosen, *(job for number, job in jobs.items() if number in at_once)):
-            self._judge(_moves(job.src_spec, job.dst_spec), "chosen")
+            self._judge(_moves(*_ends(job)), "chosen")
         self._chosen = [job for number, job in jobs.items() if number not in at_once]
         if self.flushes_first:
             self.before(output)

@@ -25,8 +25,8 @@ QUIET = {
 }
 
 
-OFFLOAD_SINCE = (0, 26)
-"""The first release whose offloading connector is driven: it translates its configuration in a place of its own."""
+OFFLOAD_SINCE = (0, 22)
+"""The first release whose offloading connector is driven: until then transfers are told apart by their requests."""
 
 EVENTS_SINCE = (0, 24)
 """The first release whose cache events are followed: until then a key of several units was all their hashes."""
@@ -90,7 +90,7 @@ class VllmSubject:
         if config.checkpoint_blocks and self.release.version < (0, 30):
             raise ConfigError(f"vLLM {self.release.name} exports checkpoints in one model only: not driven before 0.30")
         if config.connector == "offload" and self.release.version < OFFLOAD_SINCE:
-            raise ConfigError(f"vLLM {self.release.name}: its offloading connector is driven from 0.26 on")
+            raise ConfigError(f"vLLM {self.release.name}: its offloading connector is driven from 0.22 on")
         chunked = any(group.kind == "chunked" for group in config.groups)
         if config.connector == "offload" and chunked and self.release.version < (0, 29):
             raise ConfigError(f"vLLM {self.release.name}: its offloading connector refuses chunked local attention")

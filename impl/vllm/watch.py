@@ -43,6 +43,8 @@ class Watch:
         self._taken: list[int] = []
         self._touched: list[int] = []
         self._lookup: dict[str, Lookup] = {}
+        self.found: dict[str, int] = {}
+        """How many tokens of each request were in a cache when it was admitted first."""
         self._at_gate = False
         self._passed_gate: tuple[str, list[Estimate]] = ("", [])
         self._install()
@@ -319,6 +321,9 @@ class Watch:
         external = kwargs.get("num_external_computed_tokens", 0)
         blocks = kwargs.get("new_computed_blocks")
         last = self._lookup.get(name)
+        # A load that is over is continued with tokens that count as computed: that is no other admission.
+        if request.num_preemptions == 0 and request.num_computed_tokens == 0:
+            self.found[name] = local + external
         if local + external == 0 or blocks is None:
             return
         adopted = []

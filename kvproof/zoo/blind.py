@@ -220,7 +220,8 @@ def detection(fault: Fault, record: FuzzRecord, told: Told) -> NewFinding | None
 
 def _candidates(fault: Fault, record: FuzzRecord) -> Iterator[tuple[int, NewFinding]]:
     """Findings of an invariant that the fault breaks. Where no release tells them apart, the cause must be the same."""
-    for number, found in enumerate(record.findings):
+    everything = [*record.findings, *(other for found in record.findings for other in found.others)]
+    for number, found in enumerate(everything):
         invariant, cause = found.invariant, found.finding["cause"]
         if any(s.invariant == invariant and (fault.fixed_release or s.cause == cause) for s in fault.signs):
             yield number, found

@@ -7,8 +7,8 @@ they tell each other what they reached.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
+import pickle
 import signal
 import time
 from collections import Counter
@@ -327,12 +327,18 @@ def _serve(
     shard = Shard(scope, place=place, places=places, judged=judged, symmetry=symmetry)
     shard.start()
 
-    def arrive(boxes: Sequence[Sequence[Arrival]]) -> None:
-        shard.arrive(itertools.chain.from_iterable(boxes))
+    def level() -> list[bytes]:
+        # Whoever asks passes on what it can't read: all the work is done in the processes that look at states.
+        return [pickle.dumps(box, pickle.HIGHEST_PROTOCOL) for box in shard.level()]
+
+    def arrive(boxes: Sequence[bytes]) -> None:
+        for box in boxes:
+            arrivals: list[Arrival] = pickle.loads(box)
+            shard.arrive(arrivals)
         shard.turn()
 
     answers: Mapping[str, Callable[..., Any]] = {
-        "level": shard.level,
+        "level": level,
         "arrive": arrive,
         "counts": lambda: (len(shard.frontier), len(shard.states), len(shard.broken)),
         "account": lambda: _account(shard),

@@ -24,6 +24,9 @@ from kvproof.spec.rules.blocks import peak_blocks
 NOBODY = (1 << 32) - 1
 KINDS = ("submit", "step", "abort", "preempt", "finish", "evict", "reset")
 
+TOLD = 1 << 18
+"""How many states a process remembers having told another of, at the end of a level."""
+
 Pause = Callable[[], None]
 Arrival = tuple[bytes, int, int]
 """A state that was reached: its bytes, the number of the state it was reached from (see :meth:`Shard.number`), and the
@@ -108,6 +111,8 @@ class Shard:
         """States of this level that have not been looked at."""
         self.ahead: list[int] = []
         """States of the next level."""
+        self.told: list[set[bytes]] = [set() for _ in range(places)]
+        """By owner: states of theirs that they were told of. They need not hear of them again."""
         self.transitions = 0
         self.broken: list[Broken] = []
         self.taken: Counter[str] = Counter()
@@ -141,7 +146,8 @@ class Shard:
         self.frontier, self.ahead = self.ahead, []
 
     def level(self, pause: Pause = lambda: None) -> list[list[Arrival]]:
-        """Carry out everything that can happen in the states of the frontier. Answers, by owner, what was reached.
+        """Carry out everything that can happen in the states of the frontier. Answers, by owner, what was reached of
+        others' states, each for the first time (nearly: what was told is forgotten now and then, to bound it).
 
         ``pause`` is called between two states. What it raises leaves the shard in order: the rest of the level is
         looked at when this is called again.
@@ -158,6 +164,9 @@ class Shard:
             del self.frontier[:place]
         if self.places == 1:
             self.turn()
+        for told in self.told:
+            if len(told) > TOLD:
+                told.clear()
         return outbox
 
     def _look_at(self, index: int, outbox: list[list[Arrival]]) -> None:
@@ -176,11 +185,13 @@ class Shard:
                 self.broken += [Broken(violation, number, packed) for violation in broken]
                 continue  # what follows from a broken state proves nothing
             state = encoding.encode(after)
-            if self.places == 1:
+            owner = self.owner(state)
+            if owner == self.place:
                 if state not in self.index:
                     self.arrive([(state, number, packed)])
-            else:
-                outbox[self.owner(state)].append((state, number, packed))
+            elif state not in self.told[owner]:
+                self.told[owner].add(state)
+                outbox[owner].append((state, number, packed))
 
     def fits(self, state: bytes) -> bool:
         """Whether each request of a state fits the pool, alone in it."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvproof.models.stateful.drive import Identity, Watcher, Watchers, standard_watchers
-from kvproof.models.stateful.notes import Notebook, Report, Tally
+from kvproof.models.stateful.notes import Notebook, Report, Tally, in_other_settings, smallest
 from kvproof.models.stateful.reducing import Reduction
 from kvproof.models.stateful.search import Search
-from kvproof.models.stateful.shrink import size
 from kvproof.models.stateful.strategies import Retention
 from kvproof.models.stateful.workers import Check, Interrupts, Tick, WorkOne, run_workers
 from kvproof.spec.events import Observation
@@ -31,7 +30,8 @@ STEPS_A_WORKER = 50
 class Campaign:
     """What a campaign did.
 
-    ``findings`` are the new ones, one per identity, each reduced (as far as there was time), in order of identity.
+    ``findings`` are the new ones, one per identity, each reduced (as far as there was time), in order of identity, with
+    what was found of the same identity in other settings.
     ``evaluations`` counts by predicate how often it judged something. ``steps`` are engine steps and ``examples`` runs,
     shrinking left out. ``coverage`` counts actions, events and what configurations had on. ``first_seen`` tells after
     how many seconds each identity, known ones included, was first seen. ``errors`` are mistakes of a checker or lost
@@ -106,6 +106,7 @@ def run(
         return Reduction(
             subject,
             found[worker::reducers],
+            others[worker::reducers],
             notebook=notebook(known | {finding.violation.identity for finding in found}),
             watchers=stoppable(check),
             seconds=None if seconds is None else max(seconds, SECONDS_TO_REDUCE),
@@ -116,13 +117,16 @@ def run(
         searchers = min(workers, -(-steps // STEPS_A_WORKER))
         tallies = _all(searchers, search, ticker.found, ticker.tick, interrupts)
         searched = time.monotonic() - began
-        found = list(_smallest(tallies).values())
+        everything = [finding for tally in tallies for finding in tally.findings]
+        found = list(smallest(everything).values())
+        others = [other for first in found for other in in_other_settings(first, everything)]
+        searches = len(tallies)
         if found and not interrupts.count and not any(tally.interrupted for tally in tallies):
             ticker.say(f"making {len(found)} scenarios small" if len(found) > 1 else "making its scenario small")
             reducers = min(workers, len(found))
             tallies += _all(reducers, reduce, ticker.reduced, lambda *_: None, interrupts)
     tallies[0].interrupted |= interrupts.count > 0  # also one that came when all was done
-    return _merge(tallies, seed, time.monotonic() - began, searched)
+    return _merge(tallies, searches, seed, time.monotonic() - began, searched)
 
 
 def _all(count: int, work: WorkOne, found: Report, tick: Tick, interrupts: Interrupts) -> list[Tally]:
@@ -130,17 +134,6 @@ def _all(count: int, work: WorkOne, found: Report, tick: Tick, interrupts: Inter
     if count == 1:
         return [work(0, found, lambda tally: tick(0, *tally.so_far()), interrupts.check)]
     return run_workers(count, work, found, tick, interrupts)
-
-
-def _smallest(tallies: Iterable[Tally]) -> dict[Identity, Finding]:
-    """Of findings of one identity the smallest, in order of identity; ties go to the lower worker."""
-    best: dict[Identity, Finding] = {}
-    for tally in tallies:
-        for finding in tally.findings:
-            kept = best.get(finding.violation.identity)
-            if kept is None or size(finding.scenario) < size(kept.scenario):
-                best[finding.violation.identity] = finding
-    return dict(sorted(best.items()))
 
 
 class _Stoppable:
@@ -166,11 +159,11 @@ def _nothing_kept(eagle: bool) -> int | None:
     return 0
 
 
-def _merge(tallies: Iterable[Tally], seed: int, seconds: float, searched: float) -> Campaign:
-    """All workers' tallies as one."""
+def _merge(tallies: Sequence[Tally], searches: int, seed: int, seconds: float, searched: float) -> Campaign:
+    """All workers' tallies as one; those from ``searches`` on made small what the others had found."""
     whole = Tally()
-    tallies = list(tallies)
-    best = _smallest(tallies)
+    best = smallest(finding for tally in tallies for finding in tally.findings)
+    reduced = [_trimmed(finding) for tally in tallies[searches:] for finding in tally.findings]
     for tally in tallies:
         for identity, at in tally.first_seen.items():
             whole.first_seen[identity] = min(at, whole.first_seen.get(identity, at))
@@ -181,7 +174,9 @@ def _merge(tallies: Iterable[Tally], seed: int, seconds: float, searched: float)
         whole.examples += tally.examples
         whole.interrupted |= tally.interrupted
     return Campaign(
-        findings=tuple(replace(finding, scenario=finding.scenario.trimmed()) for finding in best.values()),
+        findings=tuple(
+            replace(first, others=in_other_settings(first, reduced)) for first in map(_trimmed, best.values())
+        ),
         evaluations=dict(sorted(whole.evaluations.items())),
         steps=whole.steps,
         examples=whole.examples,
@@ -193,6 +188,10 @@ def _merge(tallies: Iterable[Tally], seed: int, seconds: float, searched: float)
         errors=tuple(whole.errors),
         searched=searched,
     )
+
+
+def _trimmed(finding: Finding) -> Finding:
+    return replace(finding, scenario=finding.scenario.trimmed())
 
 
 class _Ticker:

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvproof.models.stateful.drive import Identity, Run
-from kvproof.spec.finding import Finding
+from kvproof.models.stateful.shrink import size
+from kvproof.spec.config import Config
+from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Scenario
 
 MOST_ERRORS = 10
+MOST_SETTINGS = 3
+"""In how many settings a kind of violation is taken down."""
+
+Setting = tuple[object, ...]
 
 Report = Callable[[Finding], None]
+
+
+def setting(config: Config) -> Setting:
+    """What a configuration has that faults hide in: two faults may break the same in the same way, but then seldom in
+    the same setting."""
+    kinds = {group.kind for group in config.groups}
+    return (
+        config.connector,
+        config.async_scheduling,
+        config.speculative > 0,
+        config.eagle,
+        config.checkpoint_blocks > 0,
+        config.partial_hits,
+        *sorted(kinds),
+    )
 
 
 @dataclass
@@ -50,6 +71,8 @@ class Notebook:
     known: frozenset[Identity]
     began: float
     tally: Tally = field(default_factory=Tally)
+    settings: dict[Identity, set[Setting]] = field(default_factory=dict)
+    """Of what was found here: in which settings."""
 
     def elapsed(self) -> float:
         return time.monotonic() - self.began
@@ -65,6 +88,42 @@ class Notebook:
         if run.broken is None:
             return None
         self.known |= {run.broken.identity}
+        self.settings[run.broken.identity] = {setting(run.config)}
+        return self._finding(run, run.broken)
+
+    def elsewhere(self, run: Run) -> list[Finding]:
+        """What a run showed that was found here before, but not in the run's setting."""
+        here, found = setting(run.config), []
+        for violation in run.watcher.violations:
+            settings = self.settings.get(violation.identity)
+            if settings is not None and here not in settings and len(settings) < MOST_SETTINGS:
+                settings.add(here)
+                found.append(self._finding(run, violation))
+        return found
+
+    def _finding(self, run: Run, violation: Violation) -> Finding:
         action = len(run.actions) - (not run.draining)
         scenario = Scenario(run.config, tuple(run.actions))
-        return Finding(run.broken, self.subject, scenario, action, str(self.seed))
+        return Finding(violation, self.subject, scenario, action, str(self.seed), round(self.elapsed(), 3))
+
+
+def smallest(findings: Iterable[Finding]) -> dict[Identity, Finding]:
+    """Of findings of one identity the smallest, in order of identity; ties go to who comes first."""
+    best: dict[Identity, Finding] = {}
+    for finding in findings:
+        kept = best.get(finding.violation.identity)
+        if kept is None or size(finding.scenario) < size(kept.scenario):
+            best[finding.violation.identity] = finding
+    return dict(sorted(best.items()))
+
+
+def in_other_settings(first: Finding, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The few smallest of ``findings`` that are of the same identity as ``first``, each in a setting of its own."""
+    seen = {setting(first.scenario.config)}
+    others: list[Finding] = []
+    for finding in sorted(findings, key=lambda one: size(one.scenario)):
+        here = setting(finding.scenario.config)
+        if finding.violation.identity == first.violation.identity and here not in seen:
+            seen.add(here)
+            others.append(finding)
+    return tuple(others[: MOST_SETTINGS - 1])

@@ -30,12 +30,15 @@ class Reduction:
     """Reduces ``findings``, one after the other, and tells each when it is done. ``notebook`` knows all that was found;
     what turns up on the way is new, and reduced as well. ``seconds`` are for all of them (``None``: each may take
     :data:`REDUCTION_ATTEMPTS`); what there is no time for comes back as it is.
+
+    After them come the ``others``, which are of kinds that others stand for: what there is no time for is dropped.
     """
 
     def __init__(
         self,
         subject: Subject,
         findings: Sequence[Finding],
+        others: Sequence[Finding] = (),
         *,
         notebook: Notebook,
         watchers: Watchers,
@@ -44,6 +47,7 @@ class Reduction:
     ) -> None:
         self.tally = notebook.tally
         self._subject, self._queue, self._notebook = subject, list(findings), notebook
+        self._others = list(others)
         self._watchers, self._report = watchers, report
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._late: float | None = None
@@ -52,19 +56,22 @@ class Reduction:
         """An interrupt ends it early: what was not reduced by then is in the tally as it was found."""
         try:
             while self._queue:
-                self._late = self._due(len(self._queue))
+                self._late = self._due(len(self._queue) + len(self._others) / 2)
                 small = self._reduced(self._queue[0])
                 self._queue.pop(0)
                 self.tally.findings.append(small)
                 self._report(small)
                 self._try_other_pools(small.scenario)
+            while self._others:
+                self._late = self._due(len(self._others))
+                self._reduce_other(self._others.pop(0))
         except KeyboardInterrupt:
             self.tally.interrupted = True
             self.tally.findings += self._queue
         return self.tally
 
-    def _due(self, left: int) -> float | None:
-        """When the next of ``left`` findings has to be done, so that the others get as much time."""
+    def _due(self, left: float) -> float | None:
+        """When the next of ``left`` findings has to be done, so that the rest get as much time."""
         if self._deadline is None:
             return None
         now = time.monotonic()
@@ -73,9 +80,19 @@ class Reduction:
     def _is_late(self) -> bool:
         return self._late is not None and time.monotonic() > self._late
 
-    def _reduced(self, finding: Finding) -> Finding:
+    def _reduce_other(self, finding: Finding) -> None:
+        reducer, shown = self._reducer(finding)
+        if not self._is_late():
+            reducer.reduce(self._is_late)
+            if reducer.reproduced:
+                self.tally.findings.append(_smaller(finding, reducer, shown))
+
+    def _reducer(self, finding: Finding) -> tuple[Reducer, _Shown]:
         shown: _Shown = {}
-        reducer = Reducer(finding.scenario, lambda *tried: self._shows(finding, shown, *tried), REDUCTION_ATTEMPTS)
+        return Reducer(finding.scenario, lambda *it: self._shows(finding, shown, *it), REDUCTION_ATTEMPTS), shown
+
+    def _reduced(self, finding: Finding) -> Finding:
+        reducer, shown = self._reducer(finding)
         try:
             reducer.reduce(self._is_late)
         except KeyboardInterrupt:

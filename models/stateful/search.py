@@ -138,14 +138,15 @@ class Search:
 
     def close(self, setup: Setup, run: Run) -> None:
         tally = self.tally
+        elsewhere = self._notebook.elsewhere(run)
         found = self._notebook.remember(run)
         tally.examples += 1
         tally.steps += run.steps
         tally.evaluations.update(run.watcher.evaluations)
         _count(tally.coverage, setup, run)
-        if found is not None:
-            tally.findings.append(found)
-            self._report(found)
+        for one in elsewhere if found is None else [*elsewhere, found]:
+            tally.findings.append(one)
+            self._report(one)
         self._tick(tally)
 
 
