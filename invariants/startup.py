@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvproof.invariants.invariant import Invariant, Verdict, violation
+from kvproof.spec.config import Config
 from kvproof.spec.events import Lone, Observation
 
 
@@ -17,17 +18,26 @@ def startup(observation: Observation) -> Verdict:
         if event.preempted
         else "is never served"
     )
-    # A hit inside a block takes one more than the prompt does without it: another fault than a pool that is too small.
-    hit = "-with-partial-hit" if event.partial else ""
+    special = _special(event, observation.view.config)
     return (
         violation(
             "ADMIT.startup",
-            f"lone-request-{'preempts-itself' if event.preempted else 'starves'}{hit}",
+            f"lone-request-{'preempts-itself' if event.preempted else 'starves'}{special}",
             f"the start-up check accepts {event.blocks} blocks for {event.longest} tokens, and {event.request}, alone "
             f"with at most {event.tokens}, {how}",
             request=event.request,
         ),
     )
+
+
+def _special(event: Lone, config: Config) -> str:
+    """What takes more room than the longest request does by itself: it tells faults apart that look the same."""
+    if event.partial:
+        return "-with-partial-hit"  # which takes a copy of the block
+    # Whoever waits may wait for a load or an image as well, whatever its windows hold.
+    alone = event.preempted or (config.connector == "none" and not config.image_tokens)
+    drafts = config.speculative and any(group.recycles for group in config.groups)
+    return "-with-drafts-beyond-window" if drafts and alone else ""
 
 
 ENTRIES = (

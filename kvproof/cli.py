@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvproof import subjects
+from kvproof.cli_spec import spec
 from kvproof.cli_trace import TraceFiles, traces
 from kvproof.cli_zoo import zoo
 from kvproof.errors import INTERRUPTED, USAGE, UsageError, explain, one_line, require_file, require_folder, stop
@@ -53,6 +54,17 @@ app = typer.Typer(
 VERIFY_STEPS = 60_000
 VERIFY_SECONDS = 100.0
 FUZZ_STEPS = 50_000
+
+
+class Preset(StrEnum):
+    """Searches by name."""
+
+    PULL_REQUEST = "pull-request"
+    NIGHTLY = "nightly"
+
+
+PRESETS: dict[Preset, tuple[float, int | None]] = {Preset.PULL_REQUEST: (100.0, 1), Preset.NIGHTLY: (3600.0, None)}
+"""Seconds and seed (``None``: one of its own). The same seed for every pull request: what changes is the code."""
 
 
 def _version(wanted: bool) -> None:
@@ -144,7 +156,7 @@ def prove(
         raise UsageError("--scenarios, --workers and --findings are about a release's functions: name it with --on")
     report = Report("prove")
     try:
-        report.rows.extend(proofs.prove(out, say))
+        report.rows.extend(proofs.prove(out, say))  # one by one: an interrupt leaves what was settled before it
     except KeyboardInterrupt:
         report.interrupted = True
     report.facts["claims"] = len(report.rows)
@@ -175,7 +187,10 @@ def explore(
         int, typer.Option(min=1, max=MOST_WORKERS, help="Processes to explore with. One can save and go on.")
     ] = 1,
     most: Annotated[
-        int, typer.Option("--states", min=1, max=MOST_STEPS, help="Visit so many states of each at most.")
+        int,
+        typer.Option(
+            "--states", min=1, max=MOST_STEPS, help="Visit no further level once so many states of each are known."
+        ),
     ] = 2_000_000,
     save: Annotated[
         Path | None,
@@ -208,16 +223,23 @@ def fuzz(
     subject: SubjectArgument,
     seed: Seed = None,
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, max=MOST_STEPS, help="Engine steps to take. Whole runs are taken, so up to a few hundred more."
+            min=1,
+            max=MOST_STEPS,
+            help=f"Engine steps to take ({FUZZ_STEPS} where nothing else ends it). Whole runs are taken.",
         ),
-    ] = FUZZ_STEPS,
+    ] = None,
     seconds: Seconds = None,
+    preset: Annotated[Preset | None, typer.Option("--preset", help="Seconds and seed by name; see docs/ci.md.")] = None,
     workers: Workers = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where scenario files go.")] = Path("kvproof-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Print known findings in full, too.")] = False,
+    ray: Annotated[
+        str,
+        typer.Option("--ray", metavar="ADDRESS", help="Search on a Ray cluster: its address, auto, or local."),
+    ] = "",
     known: Known = None,
     report_folder: ReportFolder = None,
 ) -> int:
@@ -232,8 +254,14 @@ def fuzz(
     if json_file is not None:
         require_file(json_file, "the result")
     require_reports("fuzz", report_folder)
+    if preset is not None:
+        seconds = PRESETS[preset][0] if seconds is None else seconds
+        seed = PRESETS[preset][1] if seed is None else seed
+    if steps is None:
+        steps = FUZZ_STEPS if preset is None else MOST_STEPS
     seed = secrets.randbits(32) if seed is None else seed
-    record = fuzzing.fuzz(target, fuzzing.Options(seed, steps, seconds, workers or cores(), out, known), say)
+    options = fuzzing.Options(seed, steps, seconds, workers or cores(), out, known, ray)
+    record = fuzzing.fuzz(target, options, say)
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
     report.facts.update(seed=record.seed, **record.facts())
     report.spent[record.subject] = record.seconds
@@ -252,6 +280,7 @@ def replay(
 ) -> int:
     """Run a scenario again. Exit code 1 if the finding that the file names is there, or a new one."""
     from kvproof import replaying
+    from kvproof.colours import coloured, wanted
     from kvproof.table import show
 
     target = subjects.parse(on)
@@ -260,7 +289,8 @@ def replay(
     text = replaying.replay(report, scenario, target, known, say)
 
     def show_both(report: Report) -> None:
-        write(text.rstrip() + "\n\n")
+        told = text.rstrip()
+        write((coloured(told) if wanted() else told) + "\n\n")
         show(report)
 
     return finish_report(report, report_folder, show_both)
@@ -322,6 +352,8 @@ def export(
     if on and form is not Form.html:
         raise UsageError("--on is for --as html: a test asks whatever vLLM it is run with, a text runs nothing")
     loaded = scenario_file.load(scenario)
+    if out is not None and out.exists() and out.samefile(scenario):
+        raise UsageError(f"{out} is the scenario itself: name another file with --output")
     note = loaded.finding
     if form is Form.html:
         text = paging.page(scenario, loaded, on, say)
@@ -350,6 +382,7 @@ def why(files: TraceFiles) -> int:
 
 app.add_typer(traces, name="trace")
 app.add_typer(zoo, name="zoo")
+app.add_typer(spec, name="spec")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -362,7 +395,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause: BaseException = error
         if type(error).__name__ == "Abort":  # what the option parser makes of Ctrl-C, and of whatever ended too early
             cause = error.__cause__ or error

@@ -121,7 +121,7 @@ def refresh_zoo(
     options = _options(seconds, long, workers, seeds, commit, False)
     wanted = chosen(all_of_them, ids or ())
     running.run(report, wanted, stored, running.all_releases(all_of_them), False, say)
-    if not report.interrupted:
+    if not report.interrupted and blind.searchable(wanted):
         blind.blind(report, wanted, stored, options, say)
     return finish_report(report, report_folder, show)
 
@@ -154,7 +154,7 @@ def _begin(command: str, results: Path, report_folder: Path | None) -> Report:
 
 
 def _options(seconds: float, long: float, workers: int, seeds: int, commit: str | None, again: bool) -> Any:
+    from kvproof.revision import revision
     from kvproof.zoo.blind import Options
-    from kvproof.zoo.code import revision
 
     return Options(seconds, long, workers, seeds, commit or revision(), again)

@@ -6,7 +6,7 @@ What each returns is written down here as protocols: the shapes that reports rel
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -121,8 +121,8 @@ def load(module: str, name: str) -> Any:
         raise CheckerError(f"this kvproof has no {module}.{name}") from error
 
 
-def prove(out: Path | None, progress: Progress) -> Sequence[Claim]:
-    """Every claim as both solvers judge it. An interrupt is let in between two claims.
+def prove(out: Path | None, progress: Progress) -> Iterator[Claim]:
+    """Every claim as both solvers judge it, each as soon as it is settled. An interrupt is let in between two claims.
 
     Amid a solver's call it would come out as anything, or be lost; and Z3 takes Ctrl-C for itself unless told not to.
     """
@@ -137,11 +137,10 @@ def prove(out: Path | None, progress: Progress) -> Sequence[Claim]:
     z3.set_param(ctrl_c=False)
     stop.held = True
     try:
-        claims = run(out, told)
+        yield from run(out, told)
     finally:
         stop.held = False
     stop.check()
-    return cast("Sequence[Claim]", claims)
 
 
 def catalogue() -> Sequence[Entry]:
@@ -158,13 +157,23 @@ def campaign(
     workers: int,
     known: frozenset[tuple[str, str]],
     progress: Progress | None,
+    spread: Any = None,
 ) -> Campaign:
     run = load("kvproof.models.stateful.campaign", "run")
     if progress is not None:
         progress(f"fuzzing {subject.name} from seed {seed}")
     return cast(
         "Campaign",
-        run(subject, seed=seed, steps=steps, seconds=seconds, workers=workers, known=known, progress=progress),
+        run(
+            subject,
+            seed=seed,
+            steps=steps,
+            seconds=seconds,
+            workers=workers,
+            known=known,
+            progress=progress,
+            spread=spread,
+        ),
     )
 
 

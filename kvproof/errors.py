@@ -64,7 +64,12 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 def one_line(text: str) -> str:
     """``text`` without line breaks, and without what would move a terminal's cursor or change its colours."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """The same with its line breaks."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def require_folder(folder: Path, what: str) -> None:
@@ -89,13 +94,14 @@ def require_folder(folder: Path, what: str) -> None:
 
 def require_file(file: Path, what: str) -> None:
     """The same for a file, which is there to be replaced or not there yet. Devices and pipes are fine."""
+    folder = Path(os.path.realpath(file)).parent if file.is_symlink() else file.parent
     if file.is_dir():
         raise UsageError(f"can't write {what} to {file}: it is a folder: name a file")
     if not file.exists() or file.is_file():
         try:
-            require_folder(file.parent, what)
+            require_folder(folder, what)
         except UsageError as error:
-            raise UsageError(str(error).replace(f" to {file.parent}: ", f" to {file}: ", 1)) from error
+            raise UsageError(str(error).replace(f" to {folder}: ", f" to {file}: ", 1)) from error
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
@@ -107,6 +113,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return str(error), UNDETERMINED
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
+    if isinstance(error, SystemExit):  # a vLLM may ask for one anywhere: nothing has been established then
+        return f"what was driven ended the process: SystemExit: {error} (KVPROOF_DEBUG=1 shows where)", UNDETERMINED
     if isinstance(error, ImportError):
         return _explain_import(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvproof import engines, scenario_file
-from kvproof.errors import CheckerError, UsageError, stop
-from kvproof.report import Outcome, Report, Row
+from kvproof.errors import USAGE, CheckerError, UsageError, explain, stop
+from kvproof.report import Kind, Outcome, Report, Row
 from kvproof.spec.finding import Finding
+
+BY_LIVENESS = frozenset({"ADMIT.stall", "ADMIT.starved"})
+"""What is judged when somebody has waited for long. In a world the ways round say it."""
 
 MOST_STATES = 2_000_000
 """By default. A state takes about 250 bytes."""
@@ -32,8 +35,11 @@ class Options:
 
 
 def run(report: Report, options: Options, progress: engines.Progress) -> None:
-    """Fill ``report``. What was explored before an interrupt stays in it. Raises :class:`UsageError` for a scope that
-    there is not, or a file in ``save`` that is not of that scope."""
+    """Fill ``report``. What was explored before an interrupt stays in it, and what goes wrong in a scope (a file in
+    ``save`` that is not of it, a process lost) costs that scope alone.
+
+    Raises :class:`UsageError` for a scope that there is not, or, where ``mutants`` are asked for, that has none.
+    """
     scopes: dict[str, Any] = engines.load("kvproof.models.explore.scopes", "SCOPES")
     unknown = [name for name in options.scopes if name not in scopes]
     if unknown:
@@ -42,40 +48,59 @@ def run(report: Report, options: Options, progress: engines.Progress) -> None:
     if options.mutants:
         if options.save is not None:
             raise UsageError("what is explored with faults planted is not saved: leave out --save")
-        _mutants(report, {scope.name for scope in chosen}, progress)
+        _mutants(report, options, progress)
         return
     if options.save is not None and options.workers > 1:
         raise UsageError("several processes don't save what they visit: use --workers 1 with --save")
-    explore: Callable[..., Any] = engines.load("kvproof.models.explore.search", "explore")
     evaluations: Counter[str] = Counter()
     broken: set[str] = set()
-    states = transitions = 0
+    explored = states = transitions = 0
     place = len(report.rows)
     try:
         for scope in chosen:
-            save = options.save / f"{scope.name}.states" if options.save is not None else None
-            stop.held = True  # the first interrupt waits until a state has been looked at
             try:
-                done = explore(scope, workers=options.workers, most=options.most, save=save, progress=progress,
-                               pause=stop.check)  # fmt: skip
-            except ValueError as error:
-                raise UsageError(str(error)) from error
-            except RuntimeError as error:
-                raise CheckerError(f"scope {scope.name}: {error}") from error
-            finally:
-                stop.held = False
+                done = _explore(scope, options, progress)
+            except Exception as error:
+                _note(report, "run", f"scope {scope.name}", error)
+                continue
             evaluations += done.evaluations
-            states, transitions = states + done.states, transitions + done.transitions
+            explored, states, transitions = explored + 1, states + done.states, transitions + done.transitions
             report.rows.append(_scope_row(done))
             for one in done.broken:
                 broken.add(one.violation.invariant)
                 report.rows.append(_broken_row(one, options.out, progress))
+            report.problem = report.problem or done.unsaved
             if done.interrupted:
                 report.interrupted = True
                 return
     finally:
-        report.rows[place:place] = list(_invariant_rows(evaluations, broken, transitions))
-        report.facts.update(scopes=len(chosen), states=states, moves=transitions)
+        if explored:
+            report.rows[place:place] = list(_invariant_rows(evaluations, broken, transitions))
+        report.facts.update(scopes=explored, states=states, moves=transitions)
+
+
+def _explore(scope: Any, options: Options, progress: engines.Progress) -> Any:
+    """What there is in ``scope``. The first interrupt waits until a state has been looked at."""
+    explore: Callable[..., Any] = engines.load("kvproof.models.explore.search", "explore")
+    save = options.save / f"{scope.name}.states" if options.save is not None else None
+    stop.held = True
+    try:
+        return explore(scope, workers=options.workers, most=options.most, save=save, progress=progress,
+                       pause=stop.check)  # fmt: skip
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except RuntimeError as error:
+        raise CheckerError(f"scope {scope.name}: {error}") from error
+    finally:
+        stop.held = False
+
+
+def _note(report: Report, kind: Kind, name: str, error: Exception) -> None:
+    """A row for what could not be explored, so that the others are kept."""
+    message, code = explain(error)
+    if code == USAGE:
+        report.problem = report.problem or message
+    report.rows.append(Row(kind, name, "not run" if code == USAGE else "error", "error", message))
 
 
 def _scope_row(done: Any) -> Row:
@@ -89,6 +114,8 @@ def _scope_row(done: Any) -> Row:
         lines.append(f"{len(done.livelocks)} ways round: requests that fit and may never finish")
     elif done.live:
         lines.append(f"every request that fits comes to its end by steps alone (from {done.promised:,} states)")
+    elif done.complete and done.interrupted:
+        lines.append("interrupted before it was known that requests come to their end: that is not claimed")
     elif done.complete:
         lines.append("no request is sure to fit: that any comes to its end is not claimed")
     if done.cramped:
@@ -101,6 +128,7 @@ def _scope_row(done: Any) -> Row:
         "live": done.live,
         "promised": done.promised,
         "taken": dict(done.taken),
+        "exercised": {name: n for name, n in sorted(done.evaluations.items()) if name not in BY_LIVENESS},
         "states_a_second": rate,
     }
     return Row("run", f"scope {done.scope.name}", verdict, _outcome(outcome), "\n".join(lines), seconds=done.seconds,
@@ -144,6 +172,12 @@ def _invariant_rows(evaluations: Counter[str], broken: set[str], transitions: in
             verdict, outcome, detail = "not applicable", "skip", f"the machine can't show the family {entry.family}"
         elif entry.id in subject.lacking():
             verdict, outcome, detail = "not applicable", "skip", subject.lacking()[entry.id]
+        elif entry.id in BY_LIVENESS:
+            verdict, outcome, detail = (
+                "not applicable",
+                "skip",
+                "a world has no clock: liveness tells who never finishes",
+            )
         elif entry.family == "REUSE":
             verdict, outcome, detail = "not applicable", "skip", "a world does not carry what earlier requests promised"
         elif not count:
@@ -153,34 +187,46 @@ def _invariant_rows(evaluations: Counter[str], broken: set[str], transitions: in
     return rows
 
 
-def _mutants(report: Report, scopes: set[str], progress: engines.Progress) -> None:
-    explore: Callable[..., Any] = engines.load("kvproof.models.explore.search", "explore")
+def _mutants(report: Report, options: Options, progress: engines.Progress) -> None:
+    every: Sequence[Any] = engines.load("kvproof.models.explore.mutants", "MUTANTS")
+    planted = dict.fromkeys(mutant.scope for mutant in every)
+    for name in options.scopes:
+        if name not in planted:
+            raise UsageError(f"no fault is planted in scope {name!r}: use {', '.join(planted)}")
     killed = survived = 0
-    for mutant in engines.load("kvproof.models.explore.mutants", "MUTANTS"):
-        if mutant.scope not in scopes:
-            continue
-        progress(f"planting {mutant.id}")
-        with mutant.planted():
-            done = explore(mutant.world(), liveness=True)
-        fine = bool(done.broken or done.livelocks)
-        killed, survived = killed + fine, survived + (not fine)
-        if done.broken:
-            first = min(done.broken, key=lambda one: len(one.moves))
-            shown = f"{first.violation.invariant} after {len(first.moves)} moves: {first.violation.witness}"
-        else:
-            shown = f"{len(done.livelocks)} ways round" if done.livelocks else "nothing broke"
-        report.rows.append(
-            Row(
-                "mutant",
-                mutant.id,
-                "killed" if fine else "survived",
-                "pass" if fine else "fail",
-                f"scope {mutant.scope}; {shown}",
-                statement=mutant.statement,
-                seconds=done.seconds,
-            )
-        )
-        if done.interrupted:
-            report.interrupted = True
-            break
-    report.facts.update(killed=killed, survived=survived)
+    try:
+        for mutant in every:
+            if options.scopes and mutant.scope not in options.scopes:
+                continue
+            progress(f"planting {mutant.id}")
+            try:
+                with mutant.planted():
+                    done = _explore(mutant.world(), options, lambda line: None)
+            except Exception as error:
+                _note(report, "mutant", mutant.id, error)
+                continue
+            if done.interrupted:  # whatever it would have shown is not known
+                report.interrupted = True
+                break
+            row = _mutant_row(mutant, done)
+            killed, survived = killed + (row.outcome == "pass"), survived + (row.outcome == "fail")
+            report.rows.append(row)
+    finally:
+        report.facts.update(killed=killed, survived=survived)
+
+
+def _mutant_row(mutant: Any, done: Any) -> Row:
+    verdict, outcome, shown = "survived", "fail", "nothing broke"
+    data: dict[str, Any] = {"states": done.states}
+    if done.broken:
+        first = min(done.broken, key=lambda one: len(one.moves))
+        verdict, outcome = "killed", "pass"
+        shown = f"{first.violation.invariant} after {len(first.moves)} moves: {first.violation.witness}"
+        data |= {"invariant": first.violation.invariant, "scenario": first.scenario.to_dict()}
+        shown += f"\na shortest way: {'; '.join(map(str, first.moves))}"
+    elif done.livelocks:
+        verdict, outcome, shown = "killed", "pass", f"{len(done.livelocks)} ways round"
+    elif not done.complete:
+        verdict, outcome, shown = "not complete", "undetermined", done.words()
+    return Row("mutant", mutant.id, verdict, _outcome(outcome), f"scope {mutant.scope}; {shown}",
+               statement=mutant.statement, seconds=done.seconds, data=data)  # fmt: skip

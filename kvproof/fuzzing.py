@@ -9,6 +9,7 @@ campaign in a process of its own (a release is imported into the process that dr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -25,6 +26,7 @@ from kvproof.recorded import KnownFinding
 from kvproof.report import Outcome, Row
 from kvproof.spec.finding import Finding
 from kvproof.spec.scenario import Scenario
+from kvproof.spread import ray_workers
 
 
 class NewFinding(msgspec.Struct, frozen=True):
@@ -75,7 +77,8 @@ class FuzzRecord(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How long and how wide to search. ``seconds`` bounds the time besides ``steps``."""
+    """How long and how wide to search. ``seconds`` bounds the time besides ``steps``. ``ray`` is the address of a Ray
+    cluster whose workers search instead of forked ones (``local``: one that is started here; empty: none)."""
 
     seed: int
     steps: int
@@ -83,6 +86,7 @@ class Options(msgspec.Struct, frozen=True):
     workers: int
     out: Path
     known: Path | None
+    ray: str = ""
 
 
 def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) -> FuzzRecord:
@@ -90,15 +94,20 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
     known = recorded.records_for(options.known, target.release)
     identities = frozenset(finding.identity for finding in known)
     subject = subjects.open_subject(target, progress)
-    campaign = engines.campaign(
-        subject,
-        seed=options.seed,
-        steps=options.steps,
-        seconds=options.seconds,
-        workers=options.workers,
-        known=identities,
-        progress=progress,
-    )
+    with contextlib.ExitStack() as stack:
+        spread = None
+        if options.ray:
+            spread = stack.enter_context(ray_workers(options.ray, target.text, options.workers, progress))
+        campaign = engines.campaign(
+            subject,
+            seed=options.seed,
+            steps=options.steps,
+            seconds=options.seconds,
+            workers=options.workers,
+            known=identities,
+            progress=progress,
+            spread=spread,
+        )
     new = [finding for finding in campaign.findings if finding.violation.identity not in identities]
     first_seen = dict(campaign.first_seen)
     kept = [

@@ -68,7 +68,7 @@ Known = Annotated[
     typer.Option("--findings", metavar="DIR", help="Known findings (default: those that kvproof comes with)."),
 ]
 ReportFolder = Annotated[
-    Path | None, typer.Option("--report", metavar="DIR", help="Write JSON and JUnit reports there.")
+    Path | None, typer.Option("--report", metavar="DIR", help="Write JSON, JUnit and SARIF reports there.")
 ]
 
 
@@ -81,7 +81,7 @@ def require_reports(command: str, folder: Path | None) -> None:
     """Refuse a folder that the reports can't be written to, before anything is searched."""
     if folder is not None:
         require_folder(folder, "the report")
-        for kind in ("json", "xml"):
+        for kind in ("json", "xml", "sarif"):
             require_file(folder / f"{command}.{kind}", "the report")
 
 

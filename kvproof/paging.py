@@ -19,7 +19,7 @@ def page(file: Path, loaded: ScenarioFile, on: str | None, progress: engines.Pro
     Raises :class:`UsageError` where neither says what to run it on.
     """
     asked = loaded.finding
-    chosen = on or (asked.subject if asked else "")
+    chosen = on or (asked.subject if asked else "") or _recorded(loaded)
     if not chosen:
         raise UsageError(f"{file} does not say where it was found: add --on, as in --on vllm=={subjects.NEWEST}")
     target = subjects.parse(chosen)
@@ -28,3 +28,11 @@ def page(file: Path, loaded: ScenarioFile, on: str | None, progress: engines.Pro
     violation = asked.violation() if asked else None
     made = engines.load("kvproof.pages", "counterexample")
     return cast("str", made(loaded.scenario, film, violation, target.text, str(file)))
+
+
+def _recorded(loaded: ScenarioFile) -> str:
+    """The newest release that a record with this scenario names; empty where there is none."""
+    from kvproof.kvexport.origin import origin
+
+    known = origin(loaded.scenario, loaded.finding.violation() if loaded.finding else None, "")
+    return f"vllm=={known.releases[-1]}" if known.releases else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvproof import engines
@@ -12,13 +13,14 @@ from kvproof.report import Outcome, Row
 SOLVERS = "z3, cvc5 agree"
 
 
-def prove(out: Path | None, progress: engines.Progress) -> list[Row]:
-    """Prove every claim; write SMT-LIB 2 files to ``out`` if given."""
-    claims = engines.prove(out, progress)
-    if not claims:
+def prove(out: Path | None, progress: engines.Progress) -> Iterator[Row]:
+    """Prove every claim; write SMT-LIB 2 files to ``out`` if given. Each row comes as soon as its claim is settled."""
+    by_id: dict[str, Claim] = {}
+    for claim in engines.prove(out, progress):
+        by_id[claim.id] = claim
+        yield row_of(claim, by_id.get(claim.mutant_of))  # a claim comes before its mutants
+    if not by_id:
         raise CheckerError("there are no claims to prove")
-    by_id = {claim.id: claim for claim in claims}
-    return [row_of(claim, by_id.get(claim.mutant_of)) for claim in claims]
 
 
 def row_of(claim: Claim, right: Claim | None = None) -> Row:

@@ -115,12 +115,14 @@ class Report:
         }
 
     def save(self, folder: Path) -> list[Path]:
-        """Write ``<command>.json`` and ``<command>.xml`` (JUnit). Raises :class:`UsageError` if that can't be done."""
+        """Write ``<command>.json``, ``.xml`` (JUnit) and ``.sarif``. Raises :class:`UsageError` where it can't."""
         from kvproof.junit import junit
+        from kvproof.sarif import sarif
 
         files = {
             folder / f"{self.command}.json": json.dumps(self.to_data(), indent=1, ensure_ascii=False) + "\n",
             folder / f"{self.command}.xml": junit(self),
+            folder / f"{self.command}.sarif": sarif(self),
         }
         try:
             for path, text in files.items():

@@ -124,11 +124,8 @@ def parse(data: Any) -> ScenarioFile:
     if not isinstance(data, dict):
         raise ScenarioError("not a kvproof scenario: expected a JSON object")
     if "kvproof_fault" in data and isinstance(data.get("scenario"), dict):  # of the zoo: its first sign is the finding
-        sign = next(iter(data.get("signs") or ()), None)
-        if isinstance(sign, dict) and "cause" in sign:
-            data = {"scenario": data["scenario"], **sign}
-        else:
-            data = data["scenario"]
+        signs: list[dict[str, Any]] = convert(data.get("signs", []), list[dict[str, Any]], "$.signs")
+        data = {"scenario": data["scenario"], **signs[0]} if signs and "cause" in signs[0] else data["scenario"]
     if _MARK not in data and "invariant" in data and isinstance(data.get("scenario"), dict):
         note = {name: data[name] for name in ("invariant", "cause", "where") if name in data}
         return ScenarioFile(parse(data["scenario"]).scenario, _note(note, "$"))
@@ -190,8 +187,10 @@ def save(path: Path, scenario: Scenario, finding: Finding | None = None) -> None
 def write_whole(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, never leaving half of it behind. Makes the folder. Raises ``OSError``.
 
-    A device or a pipe is written to, not replaced.
+    A device or a pipe is written to, not replaced; of a link, what it leads to is.
     """
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return

@@ -127,7 +127,8 @@ def _row(
         own = {identity for identity in shown if identity[0] == claim.invariant}
         recorded = sorted((own or set(claim.findings)) & known)
         if recorded and own <= known:
-            verdict, outcome = f"refuted (known: {', '.join(' '.join(i) for i in recorded)})", "info"
+            told_as = "known" if own else "no scenario was run; on record as"
+            verdict, outcome = f"refuted ({told_as}: {', '.join(' '.join(i) for i in recorded)})", "info"
         text = "\n".join([*lines, *told])
     return Row(
         kind="proof",

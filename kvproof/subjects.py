@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import re
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -63,7 +66,10 @@ def parse(text: str) -> Target:
 
 
 def open_subject(target: Target, progress: engines.Progress) -> Subject:
-    """The subject itself. Fetches a release where needed and imports it into this process (some seconds)."""
+    """The subject itself. Fetches a release where needed and imports it into this process (some seconds).
+
+    Raises :class:`UsageError` for a vLLM that can't be imported, and ``ImportError`` where a dependency is missing.
+    """
     if target.kind == "spec":
         return engines.specification_subject()
     if target.kind == "reference":
@@ -78,10 +84,40 @@ def open_subject(target: Target, progress: engines.Progress) -> Subject:
         tree = release_tree(target.release, progress=progress)
     elif target.kind == "installed" and importlib.util.find_spec("vllm") is None:
         raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
-    progress(f"importing {target.text}")
-    subject = engines.vllm_subject(tree, target.text)
+    progress(f"importing {target.text} (about 15 s)")
+    with _importing(target, tree):
+        subject = engines.vllm_subject(tree, target.text)
     stop.check()
     return subject
+
+
+@contextlib.contextmanager
+def _importing(target: Target, tree: Path | None) -> Iterator[None]:
+    """What a vLLM raises while it is imported is its own doing, an end of the process included, and no checker's."""
+    try:
+        yield
+    except ImportError:  # explained by what is missing
+        raise
+    except (Exception, SystemExit) as error:
+        stop.check()
+        place = _raised_at(error, tree)
+        if not place and not isinstance(error, (SyntaxError, SystemExit)):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"this vLLM can't be imported: {place or tree or target.text}: {what} (KVPROOF_DEBUG=1 shows where)"
+        ) from error
+
+
+def _raised_at(error: BaseException, tree: Path | None) -> str:
+    """The last place in vLLM's files that ``error`` came through; empty if it came through none."""
+    spec = None if tree else importlib.util.find_spec("vllm")
+    folder = tree / "vllm" if tree else Path(spec.origin).parent if spec and spec.origin else None
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    inside = [place for place in places if folder and folder.resolve() in Path(place[0]).resolve().parents]
+    return f"{inside[-1][0]}, line {inside[-1][1]}" if inside else ""
 
 
 def _installed_release() -> str:

@@ -91,7 +91,7 @@ def explored(name: str) -> SimpleNamespace:
     return SimpleNamespace(
         scope=SimpleNamespace(name=name), words=lambda: "explored completely: 3 states, 2 moves deep", states=3,
         transitions=4, depth=2, widest=1, seconds=0.5, complete=True, evaluations=Counter({"SLOT.full": 2}),
-        taken=Counter(), broken=[], livelocks=[], cramped=0, promised=2, live=True, interrupted=False,
+        taken=Counter(), broken=[], livelocks=[], cramped=0, promised=2, live=True, interrupted=False, unsaved="",
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """A release's simple CPU offloading in place of the connector double, for what is played inside that release.
 
 ``import simple_store; simple_store.install()`` makes every driver with an asynchronous store use the release's own
-``SimpleCPUOffloadConnector``: its scheduler's half decides what is stored and when it is given back. Of its worker's half
-only the news is there: a store is over some steps after it was asked for. Nothing is loaded.
+``SimpleCPUOffloadConnector``: its scheduler's half decides what is stored and when it is given back. Of its worker's
+half only the news is there: a store is over some steps after it was asked for. Nothing is loaded.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ def test_a_damaged_record_is_said(
         (CheckerError("the worker died"), 3, "the worker died"),
         (EOFError("marshal data too short"), 3, "a checker failed: EOFError: marshal data too short"),
         (OSError(errno.ENOSPC, "No space left on device", "x.json"), 2, "can't write x.json: No space left on device"),
+        (SystemExit(0), 3, "what was driven ended the process: SystemExit: 0"),
         (ValueError("\x1b[2Jwiped"), 3, "ValueError: \N{REPLACEMENT CHARACTER}[2Jwiped"),
         (ZeroDivisionError("division\nby zero"), 3, "a checker failed: ZeroDivisionError: division by zero"),
     ],
@@ -130,13 +131,18 @@ def test_the_trace_is_shown_on_request(
         (("replay", "s.json"), "Missing option"),
         (("export", "s.json", "--as", "pdf"), "Invalid value for '--as'"),
         (("export", "none.json"), "can't read none.json"),
+        (("export", "s.json", "-o", "./s.json"), "s.json is the scenario itself: name another file with --output"),
+        (("export", "s.json", "-o", "to-s.json"), "to-s.json is the scenario itself"),
     ],
 )
 def test_wrong_use_is_one_line(
     fakes: Engines, capsys: pytest.CaptureFixture[str], scenario: str, arguments: tuple[str, ...], says: str
 ) -> None:
     Path("file").write_text("")
+    Path("to-s.json").symlink_to("s.json")
+    before = Path(scenario).read_text()
     assert cli.run(arguments) == 2
+    assert Path(scenario).read_text() == before
     err = capsys.readouterr().err
     errors = [text for text in err.splitlines() if text.startswith("kvproof: error: ")]
     assert len(errors) == 1
@@ -173,6 +179,39 @@ def test_the_real_command_fails_in_one_line(tmp_path: Path) -> None:
         assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("file", "source", "says"),
+    [
+        ("__init__.py", b"raise SystemExit(0)", "vllm/__init__.py, line 1: SystemExit: 0"),
+        ("__init__.py", b"import sys\nsys.exit('no GPU')", "vllm/__init__.py, line 2: SystemExit: no GPU"),
+        ("__init__.py", b"1 / 0", "vllm/__init__.py, line 1: ZeroDivisionError: division by zero"),
+        ("version.py", b"\ndef (", "vllm/version.py, line 2: SyntaxError: invalid syntax"),
+        ("version.py", b"a = 1\0", "SyntaxError: source code "),
+    ],
+)
+def test_a_checkout_that_can_not_be_imported_is_the_environment_s(
+    tmp_path: Path, file: str, source: bytes, says: str
+) -> None:
+    """Each in a process of its own: what the checkout does must not happen to this one."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("import vllm.version")
+    (tmp_path / "vllm" / file).write_bytes(source)
+    done = command("fuzz", "vllm@.", "--steps", "1", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"kvproof: error: this vLLM can't be imported: {tmp_path}/")
+    assert says in last
+    assert done.stderr.count("kvproof: error: ") == 1
+
+
+def test_what_a_checker_does_wrong_while_a_vllm_is_opened_stays_a_checker_s(
+    fakes: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.subject = RuntimeError("a mistake of ours")
+    assert cli.run(list(FUZZ)) == 3
+    assert "a checker failed: RuntimeError: a mistake of ours" in capsys.readouterr().err
+
+
 def test_a_part_of_kvproof_that_is_missing_is_no_missing_extra() -> None:
     with pytest.raises(CheckerError, match=r"this kvproof has no kvproof\.models\.nothing"):
         engines.load("kvproof.models.nothing", "x")
@@ -199,6 +238,7 @@ def test_a_part_of_kvproof_that_is_missing_is_no_missing_extra() -> None:
         (("replay", "s.json", "--on", "vllm==0.33.0", "--report", "file"), "can't write the report to file"),
         (("export", "s.json", "--as", "text", "-o", "file/x/y.txt"), "can't write the export to file/x/y.txt: file is"),
         (("export", "s.json", "--as", "text", "-o", "folder"), "can't write the export to folder: it is a folder"),
+        (("export", "s.json", "--as", "text", "-o", "to-proc"), "can't write the export to to-proc: nothing can be"),
     ],
 )
 def test_what_can_not_be_written_is_refused_before_anything_is_searched(
@@ -206,6 +246,7 @@ def test_what_can_not_be_written_is_refused_before_anything_is_searched(
 ) -> None:
     Path("file").write_text("")
     Path("dangling").symlink_to("nowhere")
+    Path("to-proc").symlink_to("/proc/x.txt")
     Path("folder/fuzz.json").mkdir(parents=True)
     Path("taken").mkdir()
     Path("taken/findings").write_text("")
@@ -281,6 +322,16 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("elsewhere/target")
+    for text in ("not there yet", "replaced"):
+        scenario_file.write_whole(link, text)
+        assert link.readlink() == Path("elsewhere/target")
+        assert (tmp_path / "elsewhere" / "target").read_text() == text
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["target"]
+
+
 def test_what_can_not_be_encoded_is_written_all_the_same(tmp_path: Path) -> None:
     scenario_file.write_whole(tmp_path / "x", "half a character: \ud800")
     assert (tmp_path / "x").read_text() == "half a character: \\ud800"
@@ -317,6 +368,6 @@ def test_what_a_campaign_finds_can_be_read_again() -> None:
     loose = replace(FINDING, scenario=Scenario(SCENARIO.config, actions))
     with pytest.raises(ScenarioError, match="shared is 30: a has at most 10 tokens"):
         scenario_file.parse(loose.scenario.to_dict())
-    (found,) = campaign._merge([Tally(findings=[loose])], seed=1, seconds=1.0, searched=1.0).findings
+    (found,) = campaign._merge([Tally(findings=[loose])], searches=1, seed=1, seconds=1.0, searched=1.0).findings
     assert [action.shared for action in found.scenario.actions] == [0, 10]
     assert scenario_file.parse(found.scenario.to_dict()).scenario == found.scenario

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,25 @@ def test_no_claims_at_all_is_no_proof(fakes: Engines, capsys: pytest.CaptureFixt
     fakes.claims = []
     assert cli.run(["prove"]) == 3
     assert capsys.readouterr().err == "kvproof: error: there are no claims to prove\n"
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("proved", 130), ("refuted", 1)])
+def test_interrupted_proofs_keep_what_was_settled(
+    fakes: Engines, capsys: pytest.CaptureFixture[str], verdict: str, code: int
+) -> None:
+    def claims() -> Iterator[FakeClaim]:
+        yield FakeClaim()
+        yield FakeClaim("slot.starts", verdict=verdict)
+        raise KeyboardInterrupt
+
+    fakes.claims = claims()
+    assert cli.run(["prove"]) == code
+    out = capsys.readouterr().out
+    assert "slot.starts" in out
+    assert line(out).startswith("kvproof: prove claims=2 interrupted=yes ")
+    fakes.claims = claims()
+    assert cli.run(["verify"]) == code
+    assert "slot.starts" in Path("reports/verify.json").read_text()
 
 
 def test_a_fuzz_without_findings(fakes: Engines, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +15,7 @@ import pytest
 
 from kvproof import cli, exploring
 from kvproof.invariants.catalogue import CATALOGUE
-from kvproof.models.explore import search
+from kvproof.models.explore import mutants, saved, search
 from kvproof.models.explore.encoding import Encoding
 from kvproof.models.explore.liveness import livelocks
 from kvproof.models.explore.mutants import MUTANTS, Mutant
@@ -26,6 +30,8 @@ from kvproof.spec.machine.subject import MachineSubject
 from kvproof.spec.machine.world import World
 
 QUICK = ("tiny", "at-once")
+SMALL = replace(SCOPES["tiny"], name="small", prompts=(Prompt(2),), requests=1)
+"""One request at a time: explored in no time, for tests that are about something else."""
 
 
 def states_of(scope: Scope, symmetry: bool = True) -> set[bytes]:
@@ -187,18 +193,81 @@ def test_what_broke_is_not_saved(tmp_path: Path) -> None:
     [
         (lambda data: b"garbage", "it holds no exploration"),
         (lambda data: b"", "it holds no exploration"),
+        (lambda data: b"[" * 1_000_000, "it holds no exploration"),
         (lambda data: data[:-5], "it is damaged"),
         (lambda data: data + b"x", "it is damaged"),
-        (lambda data: data.replace(b'"kvproof_states": 1', b'"kvproof_states": 9'), "not written by this kvproof"),
+        (lambda data: data.replace(b'"kvproof_states": 2', b'"kvproof_states": 9'), "not written by this kvproof"),
     ],
 )
 def test_a_damaged_file_is_refused_with_a_way_out(tmp_path: Path, spoil: Any, says: str) -> None:
     file = tmp_path / "x"
-    explore(SCOPES["at-once"], save=file)
+    explore(SMALL, save=file)
     file.write_bytes(spoil(file.read_bytes()))
     with pytest.raises(ValueError, match=says) as refused:
-        explore(SCOPES["at-once"], save=file)
+        explore(SMALL, save=file)
     assert "remove it" in str(refused.value)
+
+
+def test_no_bit_of_a_file_can_be_another(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    explore(SMALL, save=file)
+    right = file.read_bytes()
+    for place in range(0, len(right), 3):
+        file.write_bytes(right[:place] + bytes([right[place] ^ 1]) + right[place + 1 :])
+        with pytest.raises(ValueError, match="remove it"):
+            saved.load(file, Shard(SMALL))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(ValueError, match="it is no regular file: name another folder"):
+        explore(SMALL, save=tmp_path / "x")
+
+
+def test_every_process_tells_alike_what_a_file_is_of() -> None:
+    program = "from kvproof.models.explore import saved, scopes; print(*map(saved.fingerprint, scopes.SCOPES.values()))"
+    told = {
+        subprocess.run([sys.executable, "-P", "-c", program], env={**os.environ, "PYTHONHASHSEED": seed},
+                       capture_output=True, check=True, text=True).stdout
+        for seed in "123"
+    }  # fmt: skip
+    assert len(told) == 1
+
+
+def test_a_file_that_other_code_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, folder = tmp_path / "somewhere", tmp_path / "somewhere/inside"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(saved, "DECIDING", (package.name,))
+    monkeypatch.setattr(saved, "code", saved.code.__wrapped__)
+    explore(SMALL, save=tmp_path / "x")
+    assert explore(SMALL, save=tmp_path / "x").complete
+    (folder / "a.py").write_text("x = 2\n")
+    with pytest.raises(ValueError, match="other code judged what is in it: remove it"):
+        explore(SMALL, save=tmp_path / "x")
+
+
+@pytest.mark.parametrize("failures", [3, 10**6])
+def test_a_full_disk_does_not_end_an_exploration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    left = iter(range(failures))
+
+    def save(*given: Any, right: Any = saved.save) -> None:
+        if next(left, None) is not None:
+            raise OSError(28, "No space left on device")
+        right(*given)
+
+    monkeypatch.setattr(saved, "save", save)
+    monkeypatch.setattr(search, "SAVE_EVERY", 0.0)
+    told: list[str] = []
+    done = explore(SMALL, save=tmp_path / "x", progress=told.append)
+    assert done.complete
+    says = f"can't save what was visited in {tmp_path / 'x'}: No space left on device: free some room there"
+    assert told.count(says) >= 3
+    assert done.unsaved == ("" if failures == 3 else says)
+    assert (tmp_path / "x").exists() == (failures == 3)
 
 
 def test_a_file_of_another_scope_is_refused(tmp_path: Path) -> None:
@@ -215,8 +284,25 @@ def test_a_lost_process_is_said() -> None:
     team.processes[1].join()
     with pytest.raises(RuntimeError, match="was killed"):
         team.counts()
+    with pytest.raises(RuntimeError, match="was killed"):
+        team.way_to(1)
     team.end()
     assert not any(process.is_alive() for process in team.processes)
+
+
+def test_a_process_lost_between_two_questions_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = search.Team(SMALL, judged=False, symmetry=True, workers=2)
+
+    def ask(question: str, right: Any = team._ask) -> Any:
+        answers = right(question)
+        team.processes[1].kill()
+        team.processes[1].join()
+        return answers
+
+    monkeypatch.setattr(team, "_ask", ask)
+    with pytest.raises(RuntimeError, match="was killed"):
+        team.level(lambda: None)
+    team.end()
 
 
 # -- what breaks -------------------------------------------------------------------------------------------------------
@@ -241,6 +327,28 @@ def test_a_machine_that_admits_nobody_is_not_live(monkeypatch: pytest.MonkeyPatc
     assert done.complete
     assert not done.live
     assert done.livelocks
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_an_interrupt_while_liveness_is_looked_at_keeps_the_rest(monkeypatch: pytest.MonkeyPatch, paused: bool) -> None:
+    asked = 0
+
+    def step_from(self: Any, state: bytes, right: Any = Shard.step_from) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 5 and not paused:
+            raise KeyboardInterrupt
+        return right(self, state)
+
+    def pause() -> None:
+        if asked == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Shard, "step_from", step_from)
+    done = explore(SMALL, pause=pause)
+    assert asked == 5
+    assert (done.complete, done.states, done.interrupted) == (True, 24, True)
+    assert (done.live, done.promised, done.livelocks) == (False, 0, [])
 
 
 def test_ways_round_are_found_and_told_apart_by_whether_requests_fit() -> None:
@@ -297,6 +405,7 @@ def test_the_command_keeps_what_it_finds(
         (["explore", "huge"], "there is no scope 'huge': use tiny, "),
         (["explore", "tiny", "--workers", "2", "--save", "s"], "use --workers 1 with --save"),
         (["explore", "--mutants", "--save", "s"], "leave out --save"),
+        (["explore", "tiny", "prefills", "--mutants"], "no fault is planted in scope 'prefills': use at-once, "),
         (["explore", "tiny", "--states", "0"], "Invalid value for '--states'"),
         (["explore", "tiny", "--out", "file"], "is a file where a folder is wanted"),
     ],
@@ -329,3 +438,132 @@ def test_an_interrupt_keeps_what_was_explored(
     assert cli.run(["explore", "tiny", "--out", str(tmp_path), "--save", str(tmp_path)]) == 130
     assert "explored to depth" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "tiny.states").exists()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder to work in, and two small worlds that can be named."""
+    for name in ("small", "other"):
+        monkeypatch.setitem(SCOPES, name, replace(SMALL, name=name))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def rows_of(file: str, kind: str) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in json.loads(Path(file).read_text())["rows"] if row["kind"] == kind}
+
+
+def test_a_scope_that_goes_wrong_costs_itself_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "small.states").write_bytes(b"garbage")
+    assert cli.run(["explore", "small", "other", "--save", ".", "--report", "."]) == 2
+    captured = capsys.readouterr()
+    assert "can't go on from small.states: it holds no exploration" in captured.err.splitlines()[-1]
+    assert "explored completely: 24 states" in " ".join(captured.out.split())
+    assert captured.out.splitlines()[-1].startswith("kvproof: explore scopes=1 states=24 ")
+    assert rows_of("explore.json", "run") == {"scope small": "not run", "scope other": "explored, holds"}
+    mutant = next(one for one in MUTANTS if one.id == "states-leaked")
+    (small / "other.states").unlink()
+    with mutant.planted():
+        assert cli.run(["explore", "other", "small", "--save", "."]) == 1
+    assert "REF.references" in capsys.readouterr().out
+
+
+def test_a_process_that_is_lost_costs_its_scope_alone(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(scope: Scope, **options: Any) -> Explored:
+        if scope.name == "other":
+            raise RuntimeError("a process was killed")
+        return explore(scope, **options)
+
+    monkeypatch.setattr(search, "explore", lost)
+    assert cli.run(["explore", "small", "other", "--report", "."]) == 3
+    assert "scope other: a process was killed" in " ".join(capsys.readouterr().out.split())
+    assert rows_of("explore.json", "run") == {"scope small": "explored, holds", "scope other": "error"}
+
+
+def test_what_can_not_be_saved_is_shown_and_said(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saved, "save", full)
+    assert cli.run(["explore", "small", "--save", "kept"]) == 2
+    captured = capsys.readouterr()
+    assert "can't save what was visited in kept/small.states: No space left" in captured.err.splitlines()[-1]
+    assert "explored completely: 24 states" in " ".join(captured.out.split())
+
+
+def test_an_interrupt_amid_liveness_keeps_the_scope_and_claims_no_liveness(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step_from(self: Any, state: bytes, right: Any = Shard.step_from) -> Any:
+        monkeypatch.setattr(exploring.stop, "came", 1)
+        return right(self, state)
+
+    monkeypatch.setattr(Shard, "step_from", step_from)
+    assert cli.run(["explore", "small", "other"]) == 130
+    out = " ".join(capsys.readouterr().out.split())
+    assert "explored completely: 24 states" in out
+    assert "interrupted before it was known that requests come to their end: that is not claimed" in out
+    assert "scope other" not in out
+
+
+@pytest.fixture
+def planted(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two faults: one that breaks something, and one that is none."""
+    leaked = next(one for one in MUTANTS if one.id == "states-leaked")
+    none = Mutant("none", "nothing is wrong", "small", place=(schedule,), name="release_all", plant=lambda right: right)
+    monkeypatch.setattr(mutants, "MUTANTS", (replace(leaked, scope="small"), none))
+
+
+def test_a_planted_fault_that_was_not_looked_for_everywhere_has_not_survived(
+    planted: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["explore", "--mutants", "--report", "."]) == 1
+    assert rows_of("explore.json", "mutant") == {"states-leaked": "killed", "none": "survived"}
+    assert "killed=1 survived=1" in capsys.readouterr().out
+    assert cli.run(["explore", "small", "--mutants", "--states", "1", "--report", "."]) == 3
+    assert rows_of("explore.json", "mutant") == {"states-leaked": "not complete", "none": "not complete"}
+    assert "killed=0 survived=0" in capsys.readouterr().out
+
+
+def test_planted_faults_are_looked_for_by_as_many_processes_as_named(
+    planted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    def noted(scope: Scope, workers: int, **options: Any) -> Explored:
+        given.append(workers)
+        return explore(scope, workers=workers, **options)
+
+    monkeypatch.setattr(search, "explore", noted)
+    assert cli.run(["explore", "--mutants", "--workers", "2", "--report", "."]) == 1
+    assert given == [2, 2]
+    assert rows_of("explore.json", "mutant") == {"states-leaked": "killed", "none": "survived"}
+
+
+def test_an_interrupted_fault_has_neither_survived_nor_been_killed(
+    planted: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explored(scope: Scope, **options: Any) -> Explored:
+        if explored_before:
+            monkeypatch.setattr(exploring.stop, "came", 1)
+        explored_before.append(scope)
+        return explore(scope, **options)
+
+    explored_before: list[Scope] = []
+    monkeypatch.setattr(search, "explore", explored)
+    assert cli.run(["explore", "--mutants", "--report", "."]) == 130
+    assert rows_of("explore.json", "mutant") == {"states-leaked": "killed"}
+    assert "killed=1 survived=0 interrupted=yes" in capsys.readouterr().out
+
+
+def test_a_planted_fault_that_a_checker_fails_on_costs_itself_alone(
+    planted: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mutant, "world", lambda self: SMALL if self.id == "none" else None)
+    assert cli.run(["explore", "--mutants", "--report", "."]) == 1
+    assert rows_of("explore.json", "mutant") == {"states-leaked": "error", "none": "survived"}
+    assert "a checker failed" in " ".join(capsys.readouterr().out.split())

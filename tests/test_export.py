@@ -189,6 +189,20 @@ def test_the_text_says_what_broke() -> None:
     assert "shows on vllm==0.30.0: ADMIT.mamba-bound (estimate-beyond-bound)" in text
 
 
+def test_a_note_can_not_write_to_the_terminal_by_itself() -> None:
+    noted = replace(LONG, note="\x1b[31mred\0\nnext\tline")
+    violation = Violation("ADMIT.mamba-bound", "estimate-beyond-bound", "\x1b[2Jwiped", ())
+    for text in (
+        export_text(noted, violation, "vllm==0.30.0"),
+        export_pytest(noted, violation, "vllm==0.30.0"),
+        export_pytest(noted, None, "vllm==0.30.0"),
+    ):
+        assert all(letter.isprintable() for letter in text.replace("\n", ""))
+        assert "\N{REPLACEMENT CHARACTER}[31mred" in text
+    assert export_text(noted, None, "").endswith("red\N{REPLACEMENT CHARACTER}\nnext    line\n")
+    ast.parse(text)
+
+
 def test_a_record_tells_its_releases_and_what_is_known() -> None:
     told = documentation(recorded("SLOT.chunk-end", "chunk-crosses-boundary", "0.31.0"))
     assert "Found on vLLM 0.30.0 … 0.31.0. Read in 0.30.0 and 0.33.0: _mamba_block_aligned_split decides" in told

@@ -198,5 +198,63 @@ def test_an_interrupt_ends_the_proofs(tmp_path: Path, number: signal.Signals) ->
         out, err = process.communicate()
         assert process.returncode == 130
     assert out.endswith("interrupted=yes verdict=interrupted exit=130\n")
+    assert " claims=0 " not in out, "what was settled is kept"
     assert err.splitlines()[-1] == "kvproof: error: interrupted"
+    assert quiet(err)
+
+
+EXPLORE = """
+from dataclasses import replace
+from kvproof import cli
+from kvproof.models.explore import search
+from kvproof.models.explore.scope import Prompt
+from kvproof.models.explore.scopes import SCOPES
+from kvproof.models.explore.shard import Shard
+class Slow(Shard):
+    def step_from(self, state):
+        print("a step", file=sys.stderr, flush=True)
+        time.sleep(0.2)
+        return super().step_from(state)
+import sys, time
+if sys.argv.pop(1) == "slow":
+    search.Shard = Slow
+SCOPES["small"] = replace(SCOPES["tiny"], name="small", prompts=(Prompt(2),), requests=1)
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_an_interrupt_ends_what_is_asked_about_liveness(tmp_path: Path, signals: Sequence[signal.Signals]) -> None:
+    with running(EXPLORE, "slow", "explore", "small", cwd=tmp_path) as process:
+        until(process, "a step")
+        for number in signals:
+            process.send_signal(number)
+        out, err = process.communicate()
+        assert process.returncode == 130
+    assert err.count("a step") < 10, "it went on to its own end"
+    assert "explored completely: 24 states" in " ".join(out.split())
+    assert out.endswith("interrupted=yes verdict=interrupted exit=130\n")
+    assert quiet(err)
+
+
+def test_an_interrupt_while_a_fault_is_planted_is_no_survival(tmp_path: Path) -> None:
+    with running(EXPLORE, "fast", "explore", "drafts", "--mutants", cwd=tmp_path) as process:
+        until(process, "planting")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        assert process.returncode == 130
+    assert "survived=0 interrupted=yes verdict=interrupted" in out
+    assert quiet(err)
+
+
+def test_a_worker_that_is_killed_costs_its_scope_alone(tmp_path: Path) -> None:
+    arguments = ("explore", "small", "acceptance", "--workers", "2")
+    with running(EXPLORE, "fast", *arguments, cwd=tmp_path) as process:
+        until(process, "acceptance: depth 4")
+        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        os.kill(child, signal.SIGKILL)
+        out, err = process.communicate()
+        assert process.returncode == 3
+    assert "explored completely: 24 states" in " ".join(out.split())
+    assert "scope acceptance: a process of the exploration was killed" in " ".join(out.split())
     assert quiet(err)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 import typing
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +13,8 @@ import pytest
 from kvproof.invariants.catalogue import CATALOGUE, FAMILIES, by_id
 from kvproof.invariants.content import relation
 from kvproof.invariants.monitor import Monitor
-from kvproof.spec.events import (
-    Event,
-    Observation,
-)
-from kvproof.spec.tracer import EMPTY, State
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fakeview import CONFIG, MAMBA, OTHER, STATES, WINDOW, FakeView, busy, idle
-from rulecalls import (
+from kvproof.review.cases import CASES
+from kvproof.review.cases.calls import (
     ANSWERS,
     CUT,
     DRY,
@@ -49,16 +40,14 @@ from rulecalls import (
     seen,
     spoiled,
 )
-from rulecases_calls import CALLS
-from rulecases_kept import KEPT
-from rulecases_offload import OFFLOAD
-from rulecases_reuse import REUSE
-from rulecases_state import STATE
-from rulecases_told import TOLD
+from kvproof.review.cases.fakeview import CONFIG, MAMBA, OTHER, STATES, WINDOW, FakeView, busy, idle
+from kvproof.spec.events import (
+    Event,
+    Observation,
+)
+from kvproof.spec.tracer import EMPTY, State
 
-sys.path.pop(0)
-
-RULES = (*CALLS, *STATE, *KEPT, *REUSE, *OFFLOAD, *TOLD)
+RULES = CASES
 MUTANTS = [pytest.param(rule.id, mutant, id=f"{rule.id}: {mutant.cause}") for rule in RULES for mutant in rule.mutants]
 
 

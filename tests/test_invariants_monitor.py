@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +10,9 @@ import pytest
 from kvproof.invariants.catalogue import CATALOGUE, by_id
 from kvproof.invariants.invariant import Invariant, Verdict, violation
 from kvproof.invariants.monitor import MOST_RECORDED, InvariantBroken, Monitor, RunSpoiled
+from kvproof.review.cases.fakeview import OTHER, STATES, FakeView, busy, idle, state
 from kvproof.spec.events import Crash, Drained, Event, Observation, StepEnd
 from kvproof.spec.finding import Violation
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fakeview import OTHER, STATES, FakeView, busy, idle, state
-
-sys.path.pop(0)
 
 STEP = StepEnd(1, ("r1",), ("r1",), ())
 SAD = violation("X.sad", "sad", "an estimate is off")

@@ -11,6 +11,14 @@ from typing import Any
 
 import pytest
 
+from kvproof.spec.config import Config, Group
+from kvproof.spec.scenario import Action, Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+from releaseplays import play
+
+sys.path.pop(0)
+
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("told_program.py")
@@ -85,3 +93,22 @@ def test_what_fits_the_accepted_pool_runs_to_its_end(release: str) -> None:
 
 def test_a_hit_inside_a_block_takes_more_than_the_accepted_pool_has() -> None:
     assert shown(NEWEST, "copies") == {("ADMIT.startup", "lone-request-starves-with-partial-hit")}
+
+
+PREEMPTED = Scenario(
+    Config((Group("full", 4),), num_blocks=7, hash_unit=4, step_tokens=5, max_running=2, retention=None),
+    (
+        Action("submit", "r1", length=8, max_tokens=4),
+        Action("submit", "r2", length=16, max_tokens=1),
+        Action("step", times=7),
+    ),
+)
+"""The second request loses its blocks in the midst of its prompt, and finds two of them in the cache again."""
+
+
+@pytest.mark.parametrize(("release", "counted"), [("0.25.1", True), ("0.26.0", False)])
+def test_what_a_request_had_computed_itself_counted_as_cached_until_025(release: str, counted: bool) -> None:
+    found = play(release, {"it": PREEMPTED})["it"]
+    assert (("EVENT.counters", "prompt-cached-beyond-first-hit") in found.broken) is counted
+    assert "r2 resumes at 8 local tokens" in found.text
+    assert found.judged["EVENT.counters"] > 1

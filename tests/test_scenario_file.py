@@ -71,6 +71,14 @@ def test_a_known_finding_is_read_by_its_scenario() -> None:
     assert loaded.finding.identity == ("SLOT.key-content", "wrong-state")
 
 
+@pytest.mark.parametrize("signs", [5, "x", [5], {"cause": "c"}, None])
+def test_a_fault_whose_signs_are_something_else_is_refused(tmp_path: Path, signs: Any) -> None:
+    file = tmp_path / "z01.json"
+    file.write_text(json.dumps({"kvproof_fault": 1, "signs": signs, "scenario": data()}))
+    with pytest.raises(ScenarioError, match=r"z01\.json: Expected .*, got .* - at \$\.signs"):
+        scenario_file.load(file)
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The good scenario with one value changed; ``path`` leads there, and ``...`` removes it."""
     result = data()

@@ -87,7 +87,7 @@ def test_verdicts_repeat(results: dict[str, ClaimResult]) -> None:
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     right, mutant = BY_ID["REF.touch"], BY_ID["REF.touch/stays-queued"]
-    told = solve.prove_all([right, mutant], None, lines.append)
+    told = list(solve.prove_all([right, mutant], None, lines.append))
     assert lines == [
         f"REF.touch proved: {right.statement}",
         f"mutant REF.touch/stays-queued refuted, counterexample: {told[1].counterexample}",

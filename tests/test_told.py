@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 
 from kvproof.invariants.catalogue import by_id
 from kvproof.models.stateful.strategies import Dice, Menu, draw_setup
+from kvproof.review.cases.calls import seen
+from kvproof.review.cases.cases_told import INSIDE, LONE, LOOKUPS, STORED
+from kvproof.review.cases.fakeview import STATES
 from kvproof.spec.events import Counted, Lone, Stored
-
-sys.path.insert(0, str(Path(__file__).parent))
-from rulecalls import seen
-from rulecases_told import INSIDE, LONE, LOOKUPS, STORED
-
-sys.path.pop(0)
 
 
 def test_a_key_inside_a_block_is_announced_by_the_unit() -> None:
     assert by_id("EVENT.stored-well-formed").predicate(seen(INSIDE)) == []
+    assert by_id("EVENT.stored-well-formed").predicate(seen(INSIDE, offloaded=True)) == []
+
+
+def test_the_last_unit_of_a_block_is_announced_by_the_cache_alone() -> None:
+    last = dataclasses.replace(INSIDE, keys=(STATES[8],), parent=STATES[4], reached=(STATES[8],))
+    assert by_id("EVENT.stored-well-formed").predicate(seen(last)) == []
+    (found,) = by_id("EVENT.stored-well-formed").predicate(seen(last, offloaded=True)) or ()
+    assert found.cause == "offloaded-mamba-block-size-of-another-group"
 
 
 def test_an_event_that_names_no_group_may_be_of_any() -> None:

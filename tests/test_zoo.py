@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvproof import cli, fuzzing, scenario_file
+from kvproof import cli, scenario_file
+from kvproof.errors import CheckerError, UsageError
 from kvproof.report import Report
-from kvproof.spec.scenario import Scenario
-from kvproof.zoo import blind, code, matrix, running
-from kvproof.zoo.fault import Fault, Sign, chosen, load, ordered
+from kvproof.revision import revision
+from kvproof.zoo import blind, code, running
+from kvproof.zoo.fault import Fault, Sign, load
 from kvproof.zoo.replays import Shown, replay_all
-from kvproof.zoo.results import Blind, Replayed, Results
+from kvproof.zoo.results import Results
 
-ROOT = Path(__file__).resolve().parent.parent
-SCENARIO = {
-    "kvproof_scenario": 1,
-    "config": {
-        "groups": [{"kind": "full", "block_size": 4}, {"kind": "mamba", "block_size": 4}],
-        "num_blocks": 9,
-        "hash_unit": 4,
-        "step_tokens": 8,
-    },
-    "actions": [{"kind": "submit", "request": "r1", "length": 5, "max_tokens": 1}, {"kind": "step"}],
-}
-PAIR: dict[str, Any] = {
-    "kvproof_fault": 1,
-    "id": "Z01",
-    "title": "it breaks",
-    "class": "pair",
-    "references": ["PR 1"],
-    "where": "a.py",
-    "explanation": "why",
-    "wrong": ["0.26.0", "0.27.0"],
-    "right": ["0.25.1", "0.28.0", "0.29.0"],
-    "signs": [{"invariant": "SLOT.chunk-end", "cause": "off"}],
-    "scenario": SCENARIO,
-}
-OPEN = {**PAIR, "id": "Z02", "class": "open", "wrong": ["0.33.0"], "right": []}
-LEFT = {key: value for key, value in PAIR.items() if key not in ("wrong", "right", "signs", "scenario")}
+sys.path.insert(0, str(Path(__file__).parent))
+from zoocases import LEFT, OFF, PAIR, SCENARIO, Releases, Searches, fault, put, record
 
-
-def fault(**changes: Any) -> Fault:
-    import msgspec
-
-    return msgspec.convert({**PAIR, **changes}, Fault)
+sys.path.pop(0)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "zoo").mkdir()
     return tmp_path / "zoo"
-
-
-def put(folder: Path, data: Mapping[str, Any]) -> Path:
-    file = folder / f"{data['id'].lower()}.json"
-    file.write_text(json.dumps(data))
-    return file
 
 
 # -- data files --------------------------------------------------------------------------------------------------------
@@ -135,6 +101,7 @@ def test_unknown_ids_and_releases_are_refused(folder: Path, capsys: pytest.Captu
         (["run", "Z99"], "no fault 'Z99'"),
         (["run", "--releases", "newest"], "names no release"),
         (["run", "--releases", ","], "--releases names none"),
+        (["run", "--releases", "0.33.x"], "'0.33.x' names no release"),
         (["blind", "--seconds", "nan"], "--seconds"),
         (["run", "--faults", "/nowhere"], "no folder of faults"),
     ):
@@ -162,31 +129,12 @@ def test_releases_around_a_change() -> None:
 # -- replays -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Releases:
-    """Stands for the processes that replay: what a scenario shows on a release, and which were asked."""
-
-    shows: dict[str, Shown] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-
-    def replay_all(self, release: str, scenarios: Mapping[str, Scenario], _: Any) -> Iterator[tuple[str, Shown]]:
-        if scenarios:
-            self.asked.append(release)
-        for name in scenarios:
-            if release == "interrupt":
-                raise KeyboardInterrupt
-            yield name, self.shows.get(release, Shown())
-
-
 @pytest.fixture
 def releases(monkeypatch: pytest.MonkeyPatch) -> Releases:
     made = Releases()
     monkeypatch.setattr(running, "replay_all", made.replay_all)
     monkeypatch.setattr(blind, "replay_all", made.replay_all)
     return made
-
-
-OFF = Shown(seen=[("SLOT.chunk-end", "off", "ends at 5")])
 
 
 def ran(tmp_path: Path, *faults: Fault, again: bool = False) -> tuple[dict[str, str], int, Results]:
@@ -236,10 +184,12 @@ def test_what_comes_out_otherwise_than_recorded(
     assert (verdicts["Z01 0.27.0"], code_) == (verdict, exit_code)
 
 
-def test_a_release_that_can_not_be_driven_is_an_error_of_each_scenario() -> None:
+def test_a_release_that_can_not_be_driven_is_the_problem_of_each_scenario() -> None:
     scenarios = dict.fromkeys(("Z01", "Z02"), scenario_file.parse(SCENARIO).scenario)
     told = dict(replay_all("0.1.0", scenarios, lambda line: None))
-    assert [shown.error.split(":")[0] for shown in told.values()] == ["vLLM 0.1.0 is too old to be driven"] * 2
+    assert [shown.problem.split(":")[0] for shown in told.values()] == ["vLLM 0.1.0 is too old to be driven"] * 2
+    assert {shown.error for shown in told.values()} == {""}
+    assert not any(shown.lacks("REF.queue", 0) for shown in told.values())
     assert dict(replay_all("0.1.0", {}, lambda line: None)) == {}
 
 
@@ -262,6 +212,67 @@ def test_what_a_replay_says_of_a_fault() -> None:
     assert not Shown(spoiled=True, ended=3).lacks("REF.queue", 4)
 
 
+def test_what_can_not_be_driven_here_is_not_kept_and_tried_again(tmp_path: Path, releases: Releases) -> None:
+    releases.shows = {"0.27.0": OFF, "0.28.0": Shown(problem="no room in the cache")}
+    report, results = Report("zoo-run"), Results(tmp_path / "r.json")
+    running.run(report, [fault()], results, None, False, lambda line: None)
+    assert (report.exit_code, report.problem) == (2, "no room in the cache")
+    assert [(row.id, row.verdict) for row in report.rows][1:] == [
+        ("Z01 0.27.0", "found by replay"),
+        ("Z01 0.28.0", "not run"),
+    ]
+    assert set(Results(tmp_path / "r.json").replayed) == {("Z01", "0.25.1"), ("Z01", "0.27.0")}
+    del releases.shows["0.28.0"]
+    assert ran(tmp_path, fault())[:2] == (
+        {"Z01 0.25.1": "not shown", "Z01 0.27.0": "found by replay", "Z01 0.28.0": "not shown"},
+        0,
+    )
+    assert releases.asked == ["0.25.1", "0.27.0", "0.28.0", "0.28.0"]
+
+
+def test_what_was_there_is_not_lost_to_a_release_that_can_not_be_driven_now(tmp_path: Path, releases: Releases) -> None:
+    releases.shows["0.27.0"] = OFF
+    ran(tmp_path, fault())
+    releases.shows = dict.fromkeys(fault().around, Shown(problem="no network"))
+    verdicts, exit_code, results = ran(tmp_path, fault(), again=True)
+    assert (set(verdicts.values()), exit_code) == ({"not run"}, 2)
+    assert results.replayed["Z01", "0.27.0"].verdict == "shown"
+
+
+def test_a_checker_s_error_is_tried_again(tmp_path: Path, releases: Releases) -> None:
+    releases.shows["0.27.0"] = Shown(error="the process ended with code -9")
+    assert ran(tmp_path, fault())[1] == 3
+    releases.shows["0.27.0"] = OFF
+    assert ran(tmp_path, fault())[1] == 0
+    assert releases.asked == ["0.25.1", "0.27.0", "0.28.0", "0.27.0"]
+
+
+def test_a_release_that_there_is_not_is_the_environment_s(folder: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Asked of a real process; no cache can be made there, so that nothing is fetched."""
+    put(folder, PAIR)
+    results = folder / "r.json"
+    monkeypatch.setenv("KVPROOF_CACHE", "/proc/x")
+    command = ["zoo", "run", "--releases", "9.9", "--faults", str(folder), "--results", str(results)]
+    assert cli.run(command) == 2
+    captured = capsys.readouterr()
+    assert captured.out.endswith("verdict=environment exit=2\n")
+    assert captured.err.splitlines()[-1].startswith("kvproof: error: can't write to the cache folder /proc/x")
+    assert not results.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "blind"])
+def test_where_nothing_can_be_tried_it_is_said(folder: Path, capsys: Any, command: str) -> None:
+    arguments = ["zoo", command, "--faults", str(folder), "--results", str(folder / "r.json"), "--commit", "abc"]
+    arguments = arguments if command == "blind" else arguments[:-2]
+    assert cli.run(arguments) == 2
+    assert "there are no faults" in capsys.readouterr().err
+    put(folder, {**LEFT, "not_reached": "a worker's"})
+    assert cli.run(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kvproof: error: there is nothing to ")
+    assert err.endswith(": Z01 is not reached (kvproof zoo says why)\n")
+
+
 def test_an_interrupt_keeps_what_was_replayed(tmp_path: Path, releases: Releases, monkeypatch: Any) -> None:
     whole = releases.replay_all
 
@@ -277,24 +288,6 @@ def test_an_interrupt_keeps_what_was_replayed(tmp_path: Path, releases: Releases
 
 
 # -- blind searches ----------------------------------------------------------------------------------------------------
-
-
-def record(*findings: tuple[str, str, float], seconds: float = 60) -> fuzzing.FuzzRecord:
-    found = [
-        fuzzing.NewFinding({"invariant": i, "cause": c, "scenario": SCENARIO, "witness": "w", "action": 1}, "", seen)
-        for i, c, seen in findings
-    ]
-    return fuzzing.FuzzRecord("vllm==0.27.0", "0.27.0", 1, 10, 1, seconds, False, [], {}, {}, found, [], [])
-
-
-@dataclass
-class Searches:
-    finds: dict[float, fuzzing.FuzzRecord] = field(default_factory=dict)
-    made: list[tuple[str, float]] = field(default_factory=list)
-
-    def search(self, release: str, seed: int, seconds: float, workers: int, _: Any) -> fuzzing.FuzzRecord:
-        self.made.append((release, seconds))
-        return self.finds.get(seconds, record())
 
 
 @pytest.fixture
@@ -345,6 +338,46 @@ def test_what_is_not_gone_is_missed_and_searched_for_longer(
     assert len(searches.made) == 2, "the same search would say the same"
 
 
+def test_what_can_not_be_judged_here_is_no_miss(tmp_path: Path, releases: Releases, searches: Searches) -> None:
+    searches.finds[60] = record(("SLOT.chunk-end", "off", 7.5))
+    releases.shows["0.28.0"] = Shown(problem="no network")
+    verdicts, exit_code, results = searched(tmp_path, fault())
+    assert (verdicts, exit_code, results.blind) == ({}, 2, {})
+    del releases.shows["0.28.0"]
+    assert searched(tmp_path, fault())[:2] == ({"Z01": "found blind"}, 0)
+
+
+def test_a_search_that_was_cut_off_in_the_cache_is_made_again(tmp_path: Path, monkeypatch: Any) -> None:
+    import msgspec
+
+    made = record(("SLOT.chunk-end", "off", 7.5))
+
+    def run(command: list[str], **_: Any) -> Any:
+        Path(command[command.index("--json") + 1]).write_bytes(msgspec.json.encode(made))
+
+    monkeypatch.setenv("KVPROOF_CACHE", str(tmp_path))
+    monkeypatch.setattr("subprocess.run", run)
+    told: list[str] = []
+    assert blind.search("0.27.0", 1, 60, 2, told.append) == made
+    (kept,) = (tmp_path / "zoo").rglob("*.json")
+    whole = kept.read_bytes()
+    assert blind.search("0.27.0", 1, 60, 2, told.append) == made
+    assert len(told) == 1, "kept, so not made twice"
+    kept.write_bytes(whole[:-20])
+    assert blind.search("0.27.0", 1, 60, 2, told.append) == made
+    assert told[1] == f"{kept} is damaged: searching again"
+    assert kept.read_bytes() == whole
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_a_search_whose_release_can_not_be_driven_here_is_the_environment_s(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("KVPROOF_CACHE", str(tmp_path))
+    for code_, kind in ((2, UsageError), (3, CheckerError)):
+        monkeypatch.setattr("subprocess.run", lambda *_, ended=code_, **__: SimpleNamespace(returncode=ended))
+        with pytest.raises(kind, match=f"exit code {code_}"):
+            blind.search("0.27.0", 1, 60, 2, lambda line: None)
+
+
 def test_only_what_is_missed_is_searched_for_longer(tmp_path: Path, releases: Releases, searches: Searches) -> None:
     other = fault(id="Z03", signs=[{"invariant": "REF.queue"}])
     searches.finds[60] = record(("SLOT.chunk-end", "off", 7.5))
@@ -367,7 +400,7 @@ def test_an_open_fault_is_told_by_its_cause(tmp_path: Path, releases: Releases, 
 def test_seeds_are_the_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code.seed_of("abc", 0) == code.seed_of("abc", 0) != code.seed_of("abc", 1)
     assert code.seed_of("abd", 0) != code.seed_of("abc", 0)
-    assert len(code.revision()) in (0, 40)
+    assert len(revision()) in (0, 40)
     with pytest.raises(Exception, match="name one with --commit"):
         code.seed_of("", 0)
 
@@ -378,74 +411,6 @@ def test_the_command_line_is_that_of_fuzz_and_differs_in_release_and_seed_only(t
     differing = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
     assert differing == [("vllm==0.26.0", "vllm==0.33.0"), ("5", "7")]
     assert one[one.index("fuzz") :][:6] == ["fuzz", "vllm==0.26.0", "--seed", "5", "--seconds", "60"]
-
-
-# -- results and the matrix --------------------------------------------------------------------------------------------
-
-
-def stored(tmp_path: Path) -> tuple[tuple[Fault, ...], Results]:
-    results = Results(tmp_path / "r.json")
-    one, left = fault(), fault(**{**LEFT, "id": "Z04", "not_reached": "a worker's"}, wrong=[], right=[], signs=[],
-                               scenario=None)  # fmt: skip
-    common: dict[str, Any] = {"fault": "Z01", "digest": one.digest, "code": "c", "revision": "r"}
-    for release, verdict in (("0.25.1", "refused"), ("0.27.0", "shown"), ("0.28.0", "not shown")):
-        results.add(Replayed(**common, release=release, verdict=verdict))
-    for seed, seen in ((1, 10.0), (2, 30.0), (3, None)):
-        results.add(Blind(**common, release="0.27.0", seed=seed, workers=2, limit=60, seen=seen))
-    return (one, left), Results(tmp_path / "r.json")
-
-
-def test_the_matrix_says_what_came_out(tmp_path: Path) -> None:
-    made = matrix.matrix(*stored(tmp_path))
-    assert made.releases == ("0.25.1", "0.27.0", "0.28.0")
-    assert made.lines[0].cells == ("-", "R 20 s", "·")
-    assert [line.note for line in made.left_out] == ["a worker's"]
-    text = matrix.as_markdown(made)
-    assert "| Z01 | it breaks; not reproduced around the change | - | R 20 s | · |" in text
-    assert "- Z04 it breaks: a worker's" in text
-    assert "Z04  it breaks: a worker's" in matrix.as_text(made, 120)
-
-
-def test_results_of_a_fault_as_it_was_are_left_out(tmp_path: Path) -> None:
-    _, results = stored(tmp_path)
-    made = matrix.matrix([fault(signs=[{"invariant": "REF.queue"}])], results)
-    assert made.releases == ()
-    assert made.lines[0].note == "not run"
-
-
-def test_the_matrix_goes_between_its_markers(tmp_path: Path, folder: Path, capsys: Any) -> None:
-    page = tmp_path / "page.md"
-    put(folder, PAIR)
-    command = ["zoo", "matrix", "--faults", str(folder), "--results", str(tmp_path / "r.json"), "--write", str(page)]
-    page.write_text(f"before\n{matrix.BEGIN}\nold\n{matrix.END}\nafter\n")
-    stored(tmp_path)
-    for _ in range(2):
-        assert cli.run(command) == 0
-        text = page.read_text()
-        assert text.startswith(f"before\n{matrix.BEGIN}\n")
-        assert text.endswith(f"{matrix.END}\nafter\n")
-        assert "old" not in text
-        assert text.count("| Z01 |") == 1
-    page.write_text("no markers")
-    assert cli.run(command) == 2
-    assert "has no place for the matrix" in capsys.readouterr().err
-
-
-def test_results_that_are_something_else_are_refused(tmp_path: Path, folder: Path, capsys: Any) -> None:
-    put(folder, PAIR)
-    (tmp_path / "r.json").write_text('{"kvproof_zoo": 1, "surprise": 1}')
-    assert cli.run(["zoo", "--faults", str(folder), "--results", str(tmp_path / "r.json")]) == 2
-    assert "holds no results of the zoo" in capsys.readouterr().err
-
-
-def test_what_is_stored_is_of_these_faults() -> None:
-    """Results in the project are about faults that are there, on releases in order."""
-    results = Results(ROOT / "bench" / "results" / "zoo.json")
-    ids = {one.id for one in load()}
-    assert {one.fault for one in results.replayed.values()} <= ids
-    assert ordered(["0.9.0", "0.10.0"]) == ["0.9.0", "0.10.0"]
-    assert [one.id for one in chosen(load(), ["z01"])] == ["Z01"]
-    assert Sign("REF.queue").shown_by("REF.queue", "whatever")
 
 
 # -- real releases -----------------------------------------------------------------------------------------------------

@@ -31,6 +31,10 @@ TRANSLATED_SINCE = (0, 26)
 RESULTS_SINCE = (0, 25)
 """The first release whose worker is asked for stores and loads apart, and which keeps the results' type beside them."""
 
+AT_ONCE_SINCE = (0, 26)
+"""The first release whose worker submits what was chosen in a step before that step runs, where it has to be waited
+for at once. Until then it waits for what was submitted by then, and the rest is submitted with the next step."""
+
 Move = tuple[int, int, int, int]
 """One block of a transfer: group, index of the block in its request, block, and place in host memory."""
 
@@ -204,7 +208,8 @@ class Offload:
         What was chosen in the step before is due by now, and so is what is chosen now and has to be waited for at once.
         """
         metadata = output.kv_connector_metadata
-        jobs, at_once = metadata.store_jobs, metadata.jobs_to_flush or ()
+        jobs = metadata.store_jobs
+        at_once = (metadata.jobs_to_flush or ()) if release().version >= AT_ONCE_SINCE else ()
         for job in (*self._chosen, *(job for number, job in jobs.items() if number in at_once)):
             self._judge(_moves(*_ends(job)), "chosen")
         self._chosen = [job for number, job in jobs.items() if number not in at_once]

@@ -7,6 +7,7 @@ is what broke. One file serves the releases 0.26 … 0.33: it asks the imported 
 
 from __future__ import annotations
 
+from kvproof.errors import printable
 from kvproof.kvexport.origin import origin
 from kvproof.kvexport.plan import plan
 from kvproof.kvexport.render import render
@@ -39,4 +40,4 @@ def export_text(scenario: Scenario, violation: Violation | None, subject: str) -
         lines += [f"  {name}: {value}" for name, value in violation.where]
     if scenario.note:
         lines += ["", scenario.note]
-    return "\n".join(lines) + "\n"
+    return printable("\n".join(lines).expandtabs()) + "\n"

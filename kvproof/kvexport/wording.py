@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
+from kvproof.errors import printable
 from kvproof.kvexport.origin import Origin
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
@@ -75,7 +76,7 @@ def _wrapped(text: str) -> str:
 
 def _safe(text: str) -> str:
     """Text that can stand in a docstring."""
-    return text.replace("\\", "\\\\").replace('"""', "'''").rstrip('"')
+    return printable(text).replace("\\", "\\\\").replace('"""', "'''").rstrip('"')
 
 
 def literal(text: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,14 +21,14 @@ from pathlib import Path
 import msgspec
 
 from kvproof.engines import Progress
-from kvproof.errors import CheckerError
+from kvproof.errors import USAGE, CheckerError, UsageError
 from kvproof.fuzzing import FuzzRecord, NewFinding
 from kvproof.impl.vllm.fetch import cache_folder
-from kvproof.options import MOST_STEPS
+from kvproof.options import MOST_STEPS, write_file
 from kvproof.report import Report, Row
 from kvproof.spec.scenario import Scenario
 from kvproof.zoo.code import code_hash, seed_of
-from kvproof.zoo.fault import PACKAGE, Fault, ordered
+from kvproof.zoo.fault import PACKAGE, Fault, nothing_of, ordered
 from kvproof.zoo.replays import Shown, replay_all
 from kvproof.zoo.results import Blind, Results, stamp
 
@@ -64,8 +63,11 @@ class Options:
 
 def blind(report: Report, faults: Sequence[Fault], results: Results, options: Options, progress: Progress) -> None:
     """Search the faulty releases, and fill ``report`` with what was found and what was missed. An interrupt leaves
-    what was done in ``results``, in the cache of searches, and in the report."""
-    wanted = [fault for fault in faults if fault.reached and fault.kind != "mutant"]
+    what was done in ``results``, in the cache of searches, and in the report, and so does a release that can't be
+    driven here. Raises :class:`UsageError` where nothing can be searched for."""
+    wanted = searchable(faults)
+    if not wanted:
+        raise UsageError(f"there is nothing to search for: {nothing_of(faults)}")
     seeds = [seed_of(options.commit, index) for index in range(options.seeds)]
     limits = [options.seconds, *([options.long] if options.long > options.seconds else [])]
     try:
@@ -80,10 +82,17 @@ def blind(report: Report, faults: Sequence[Fault], results: Results, options: Op
                         _search_and_judge(release, seed, limit, left, results, options, progress)
     except KeyboardInterrupt:
         report.interrupted = True
+    except UsageError as error:
+        report.problem = "; ".join(filter(None, [report.problem, str(error)]))
     found = _fill(report, wanted, seeds, results)
     report.facts.update(
         faults=len(wanted), found=found, missed=len(wanted) - found, seeds=",".join(map(str, seeds)), code=code_hash()
     )
+
+
+def searchable(faults: Iterable[Fault]) -> list[Fault]:
+    """Those that a release has and a scenario shows."""
+    return [fault for fault in faults if fault.reached and fault.kind != "mutant"]
 
 
 def _open(fault: Fault, seed: int, limit: float, results: Results) -> bool:
@@ -117,11 +126,14 @@ def _fill(report: Report, faults: Sequence[Fault], seeds: Sequence[int], results
 def search(release: str, seed: int, seconds: float, workers: int, progress: Progress) -> FuzzRecord:
     """The findings of one search that was told nothing. Kept in the cache: the same search is not made twice.
 
-    Raises :class:`CheckerError` where it came to nothing.
+    Raises :class:`CheckerError` where it came to nothing, :class:`UsageError` where the release can't be driven here.
     """
     kept = cache_folder() / "zoo" / code_hash() / f"vllm-{release}-seed{seed}-{seconds:g}s-{workers}w.json"
     if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=FuzzRecord)
+        try:
+            return msgspec.json.decode(kept.read_bytes(), type=FuzzRecord)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            progress(f"{kept} is damaged: searching again")
     progress(f"vllm=={release}: searching for {seconds:g} s from seed {seed}")
     with tempfile.TemporaryDirectory(prefix="kvproof-zoo-") as folder:
         record = Path(folder) / "record.json"
@@ -129,12 +141,12 @@ def search(release: str, seed: int, seconds: float, workers: int, progress: Prog
             command(release, seed, seconds, workers, Path(folder), record), check=False, stdout=subprocess.DEVNULL
         )
         if not record.exists():
-            raise CheckerError(f"kvproof fuzz vllm=={release} gave no result (exit code {done.returncode})")
+            kind = UsageError if done.returncode == USAGE else CheckerError
+            raise kind(f"kvproof fuzz vllm=={release} gave no result (exit code {done.returncode})")
         made = msgspec.json.decode(record.read_bytes(), type=FuzzRecord)
         if made.interrupted:
             raise KeyboardInterrupt
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(record, kept)
+        write_file(kept, record.read_text(encoding="utf-8"))
     return made
 
 
@@ -191,18 +203,25 @@ Told = dict[tuple[str, int], Shown]
 
 
 def replayed_where_fixed(record: FuzzRecord, faults: Iterable[Fault], progress: Progress) -> Told:
-    """The findings that could be of ``faults``, each on the first release that was corrected."""
+    """The findings that could be of ``faults``, each on the first release that was corrected.
+
+    Raises :class:`UsageError` where that can't be driven here.
+    """
     wanted: dict[str, dict[str, Scenario]] = {}
     for fault in faults:
         for number, found in _candidates(fault, record):
             if fault.fixed_release:
                 scenario = Scenario.from_dict(found.finding["scenario"])
                 wanted.setdefault(fault.fixed_release, {})[str(number)] = scenario
-    return {
+    told = {
         (release, int(name)): shown
         for release, scenarios in wanted.items()
         for name, shown in replay_all(release, scenarios, progress)
     }
+    problem = next((shown.problem for shown in told.values() if shown.problem), "")
+    if problem:
+        raise UsageError(problem)
+    return told
 
 
 def detection(fault: Fault, record: FuzzRecord, told: Told) -> NewFinding | None:
@@ -233,6 +252,8 @@ def _instead(fault: Fault, record: FuzzRecord, told: Told) -> str:
     for number, found in _candidates(fault, record):
         shown = told.get((fault.fixed_release, number))
         why = "another violation ended its replay" if shown is not None and shown.spoiled else "it is not gone"
+        if shown is not None and shown.error:
+            why = f"its replay failed: {shown.error}"
         near.append(f"{found.invariant} ({found.finding['cause']}) came up, but on {fault.fixed_release} {why}")
     if near:
         return "; ".join(near)

@@ -1,11 +1,10 @@
-"""What results depend on besides the faults: the code that searches and judges, and the commit it is of."""
+"""What results depend on besides the faults: the code that searches and judges, and seeds that the commit decides."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib.util
-import subprocess
 from pathlib import Path
 
 from kvproof.errors import UsageError
@@ -23,19 +22,6 @@ def code_hash() -> str:
         for file in sorted(folder.rglob("*.py")):
             digest.update(f"{room}/{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-@functools.cache
-def revision() -> str:
-    """The hash of the commit that is checked out; empty where kvproof is no checkout."""
-    root = _folder("spec").parent
-    if not (root / ".git").exists():
-        return ""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
 
 
 def seed_of(commit: str, index: int) -> int:

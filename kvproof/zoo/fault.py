@@ -97,6 +97,15 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return any(sign.shown_by(invariant, cause) for sign in self.signs)
 
 
+def is_release(text: str) -> bool:
+    """Whether it can be put in order with others."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def ordered(releases: Iterable[str]) -> list[str]:
     return sorted(releases, key=Version)
 
@@ -117,6 +126,12 @@ def chosen(faults: Sequence[Fault], ids: Sequence[str]) -> tuple[Fault, ...]:
             raise UsageError(f"there is no fault {name!r} in the zoo: kvproof zoo lists them")
     wanted = {name.upper() for name in ids} or by_id.keys()
     return tuple(fault for fault in faults if fault.id in wanted)
+
+
+def nothing_of(faults: Iterable[Fault]) -> str:
+    """Why none of these can be tried, in one line."""
+    words = [f"{fault.id} is {'not reached' if fault.not_reached else 'on no release'}" for fault in faults]
+    return f"{', '.join(words)} (kvproof zoo says why)" if words else "there are no faults"
 
 
 def _read(file: Traversable) -> Fault:
@@ -144,9 +159,7 @@ def _problem(fault: Fault, name: str) -> str:
     if name != f"{fault.id.lower()}.json":
         return f"it holds {fault.id}: name the file {fault.id.lower()}.json"
     for release in (*fault.wrong, *fault.right):
-        try:
-            Version(release)
-        except InvalidVersion:
+        if not is_release(release):
             return f"{release!r} is no release: write it as in 0.33.0"
     both = set(fault.wrong) & set(fault.right)
     if both:

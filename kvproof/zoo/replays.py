@@ -18,7 +18,7 @@ import msgspec
 
 from kvproof import subjects
 from kvproof.engines import Progress, replay
-from kvproof.errors import explain
+from kvproof.errors import USAGE, explain
 from kvproof.spec.config import ConfigError
 from kvproof.spec.scenario import MOST_ACTIONS, Scenario
 from kvproof.zoo.fault import Sign
@@ -29,7 +29,8 @@ class Shown(msgspec.Struct, frozen=True):
 
     ``follows`` are those that only came with the violation that ended the run. ``spoiled``: it was ended early, in the
     action ``ended``, counted from 0; a run that came to its end ended beyond its last action.
-    ``refused`` says why the release can't be configured so, ``error`` what went wrong in a checker.
+    ``refused`` says why the release can't be configured so, ``error`` what went wrong in a checker, ``problem`` why the
+    release can't be driven here, which says nothing of the scenario.
     """
 
     seen: list[tuple[str, str, str]] = []
@@ -38,6 +39,7 @@ class Shown(msgspec.Struct, frozen=True):
     ended: int = MOST_ACTIONS
     refused: str = ""
     error: str = ""
+    problem: str = ""
 
     def witness(self, signs: list[Sign]) -> str | None:
         """What was seen of a fault that has these signs; ``None`` if nothing was."""
@@ -46,7 +48,7 @@ class Shown(msgspec.Struct, frozen=True):
 
     def lacks(self, invariant: str, action: int) -> bool:
         """Whether ``invariant`` held all the way, at least through ``action``: another violation may end the run."""
-        ran = not (self.refused or self.error) and self.ended >= action
+        ran = not (self.refused or self.error or self.problem) and self.ended >= action
         return ran and all(invariant != seen for seen, _, _ in self.seen)
 
 
@@ -111,9 +113,10 @@ def _serve() -> int:
         try:
             subject = subjects.open_subject(subjects.parse(sys.argv[1]), lambda line: None)
         except Exception as error:
-            message, _ = explain(error)
+            message, code = explain(error)
+            shown = Shown(problem=message) if code == USAGE else Shown(error=message)
             for name in scenarios:
-                answers.write(msgspec.json.encode((name, Shown(error=message))).decode() + "\n")
+                answers.write(msgspec.json.encode((name, shown)).decode() + "\n")
             return 0
         for name, scenario in scenarios.items():
             answers.write(msgspec.json.encode((name, _answer(subject, scenario))).decode() + "\n")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from filelock import FileLock
 
 from kvproof import scenario_file
 from kvproof.errors import UsageError
-from kvproof.zoo.code import code_hash, revision
-from kvproof.zoo.fault import Fault
+from kvproof.revision import revision
+from kvproof.zoo.code import code_hash
+from kvproof.zoo.fault import Fault, is_release
 
 VERSION = 1
 DEFAULT = Path("bench/results/zoo.json")
@@ -43,6 +47,10 @@ class Replayed(_Result, frozen=True, kw_only=True):
     release: str
     verdict: Verdict
     detail: str = ""
+
+    def fresh(self, fault: Fault) -> bool:
+        """Not where a checker failed: that says nothing of the fault, and may come of the machine."""
+        return self.verdict != "error" and super().fresh(fault)
 
 
 class Blind(_Result, frozen=True, kw_only=True):
@@ -99,6 +107,10 @@ class Results:
             raise UsageError(f"{path} holds no results of the zoo: {error}: move it away") from error
         if stored.kvproof_zoo != VERSION:
             raise UsageError(f"{path} is of version {stored.kvproof_zoo}, this kvproof writes {VERSION}: move it away")
+        releases = [*(one.release for one in stored.replayed), *(search.release for search in stored.blind)]
+        odd = next((release for release in releases if not is_release(release)), None)
+        if odd is not None:
+            raise UsageError(f"{path} holds no results of the zoo: {odd!r} is no release: move it away")
         for one in stored.replayed:
             self.replayed[one.fault, one.release] = one
         for search in stored.blind:
@@ -107,14 +119,26 @@ class Results:
             self.killed[kill.fault, kill.mutant] = kill
 
     def add(self, result: Replayed | Blind | Killed) -> None:
-        """Keep it, in place of an older one. Raises :class:`UsageError` where it can't be written."""
+        """Keep it, in place of an older one. What another run added meanwhile stays in the file.
+
+        Raises :class:`UsageError` where it can't be written.
+        """
+        self._put(result)
+        try:
+            with _locked(self._path):
+                there = Results(self._path)
+                there._put(result)
+                there._save()
+        except OSError as error:
+            raise UsageError(f"can't write {self._path}: {error.strerror or error}") from error
+
+    def _put(self, result: Replayed | Blind | Killed) -> None:
         if isinstance(result, Replayed):
             self.replayed[result.fault, result.release] = result
         elif isinstance(result, Blind):
             self.blind[result.fault, result.release, result.seed] = result
         else:
             self.killed[result.fault, result.mutant] = result
-        self._save()
 
     def _save(self) -> None:
         data = _File(
@@ -123,10 +147,7 @@ class Results:
             killed=[self.killed[key] for key in sorted(self.killed)],
         )
         text = msgspec.json.format(msgspec.json.encode(data), indent=1).decode()
-        try:
-            scenario_file.write_whole(self._path, text + "\n")
-        except OSError as error:
-            raise UsageError(f"can't write {self._path}: {error.strerror or error}") from error
+        scenario_file.write_whole(self._path, text + "\n")
 
     def searches(self, fault: Fault, release: str) -> list[Blind]:
         """All searches of ``release`` that were judged for ``fault``, as it is now."""
@@ -136,3 +157,18 @@ class Results:
         """Seconds to the first detection, over the searches that found it; ``None`` where none did."""
         seen = [search.seen for search in self.searches(fault, release) if search.seen is not None]
         return statistics.median(seen) if seen else None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Nobody else adds to the file meanwhile. Raises ``OSError``."""
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    place = path.with_name(f".{path.name}.lock")
+    with FileLock(place):
+        try:
+            yield
+        finally:
+            # While it is held: who waits for it notices and makes another.
+            with contextlib.suppress(OSError):
+                place.unlink()

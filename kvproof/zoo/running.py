@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvproof import subjects
 from kvproof.engines import Progress
@@ -10,7 +10,7 @@ from kvproof.errors import UsageError
 from kvproof.options import MUTANT_STEPS
 from kvproof.report import Outcome, Report, Row
 from kvproof.zoo.code import code_hash
-from kvproof.zoo.fault import Fault, ordered, scenario_of
+from kvproof.zoo.fault import Fault, is_release, nothing_of, ordered, scenario_of
 from kvproof.zoo.replays import Shown, replay_all
 from kvproof.zoo.results import Killed, Replayed, Results, stamp
 
@@ -26,7 +26,8 @@ def run(
     """Replay the faults on ``releases`` (those around each change if not given), and have mutants judged.
 
     What is there already for this code is not done again unless ``again`` says so. An interrupt leaves what was done in
-    ``results`` and in the report.
+    ``results`` and in the report, and so does a release that can't be driven here. Raises :class:`UsageError` where
+    there is nothing to run.
     """
     wanted = [
         (fault, release)
@@ -35,14 +36,22 @@ def run(
         for release in (fault.around if releases is None else releases)
     ]
     mutants = [(fault, mutant) for fault in faults for mutant in fault.mutants]
+    if not wanted and not mutants:
+        raise UsageError(f"there is nothing to run: {nothing_of(faults)}")
+    problems: dict[tuple[str, str], str] = {}
     try:
         for release in ordered({release for _, release in wanted}):
-            _replay(release, [fault for fault, where in wanted if where == release], results, again, progress)
+            having = [fault for fault, where in wanted if where == release]
+            for name, problem in _replay(release, having, results, again, progress):
+                problems[name, release] = problem
         _judge_mutants(mutants, results, again, progress)
     except KeyboardInterrupt:
         report.interrupted = True
+    report.problem = "; ".join(dict.fromkeys(problems.values()))
     for fault, release in wanted:
-        if (fault.id, release) in results.replayed:
+        if (fault.id, release) in problems:
+            report.rows.append(Row("run", f"{fault.id} {release}", "not run", "error", problems[fault.id, release]))
+        elif (fault.id, release) in results.replayed:
             report.rows.append(_row(fault, results.replayed[fault.id, release]))
     for fault, mutant in mutants:
         if (fault.id, mutant) in results.killed:
@@ -52,14 +61,20 @@ def run(
     report.facts.update(faults=len(faults), shown=shown, code=code_hash())
 
 
-def _replay(release: str, faults: Iterable[Fault], results: Results, again: bool, progress: Progress) -> None:
+def _replay(
+    release: str, faults: Iterable[Fault], results: Results, again: bool, progress: Progress
+) -> Iterator[tuple[str, str]]:
+    """Add to ``results``. Yields what could not be replayed here, by the fault's id, and why."""
     stale = {}
     for fault in faults:
         known = results.replayed.get((fault.id, release))
         if again or known is None or not known.fresh(fault):
             stale[fault.id] = fault
     for name, shown in replay_all(release, {name: scenario_of(fault) for name, fault in stale.items()}, progress):
-        results.add(judged(stale[name], release, shown))
+        if shown.problem:
+            yield name, shown.problem
+        else:
+            results.add(judged(stale[name], release, shown))
 
 
 def judged(fault: Fault, release: str, shown: Shown) -> Replayed:
@@ -154,6 +169,8 @@ def named_releases(text: str, faults: Iterable[Fault]) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         subjects.parse(f"vllm=={name}")
+        if not is_release(name):
+            raise UsageError(f"{name!r} names no release: write it as in --releases 0.26.0,0.27.0")
     if not names:
         raise UsageError("--releases names none: write it as in --releases 0.26.0,0.27.0")
     return tuple(ordered(set(names)))

@@ -10,7 +10,7 @@ a way round with such a request in it is counted apart, and is no fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,21 +31,24 @@ class Livelock:
     fits: bool
 
 
-def livelocks(stepper: Stepper, states: Sequence[bytes]) -> list[Livelock]:
-    """Ways round in the graph of steps over all ``states``; empty where there is none. Walks every state once."""
+def livelocks(
+    stepper: Stepper, states: Sequence[bytes], pause: Callable[[], None] = lambda: None
+) -> Iterator[Livelock]:
+    """Ways round in the graph of steps over all ``states``, as they are found. Walks every state once, and calls
+    ``pause`` between two."""
     fine: set[bytes] = set()
-    found: list[Livelock] = []
     for start in states:
-        if start in fine:
-            continue
-        _walk(stepper, start, fine, {}, found)
-    return found
+        if start not in fine:
+            yield from _walk(stepper, start, fine, {}, pause)
 
 
-def _walk(stepper: Stepper, start: bytes, fine: set[bytes], path: dict[bytes, int], found: list[Livelock]) -> None:
+def _walk(
+    stepper: Stepper, start: bytes, fine: set[bytes], path: dict[bytes, int], pause: Callable[[], None]
+) -> Iterator[Livelock]:
     stack: list[tuple[bytes, list[bytes]]] = [(start, list(stepper.step_from(start)))]
     path[start] = 0
     while stack:
+        pause()
         state, ahead = stack[-1]
         if not ahead:
             stack.pop()
@@ -57,7 +60,7 @@ def _walk(stepper: Stepper, start: bytes, fine: set[bytes], path: dict[bytes, in
             continue
         if after in path:
             states = _round(path, after)
-            found.append(Livelock(states, all(stepper.fits(state) for state in states)))
+            yield Livelock(states, all(stepper.fits(state) for state in states))
             continue
         path[after] = len(stack)
         stack.append((after, list(stepper.step_from(after))))

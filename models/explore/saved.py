@@ -1,26 +1,50 @@
 """What was explored, in a file: to go on from where an exploration was stopped.
 
-One line of JSON says what it is of; the states and how each was reached follow as plain numbers. Nothing in it is run.
+One line of JSON says what it is of; the states and how each was reached follow as plain numbers, and then a hash of all
+that. Nothing in it is run.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import json
 from array import array
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvproof.models.explore.scope import Scope
 from kvproof.models.explore.shard import Shard
 
-FORMAT = 1
+FORMAT = 2
+DIGEST = hashlib.sha256().digest_size
+
+DECIDING = ("kvproof.spec", "kvproof.invariants", "kvproof.models.explore")
+"""The packages whose code decides which states there are, and what is held to be broken."""
 
 
 def fingerprint(scope: Scope) -> str:
-    """What the file is of: everything that decides which states there are."""
-    return hashlib.sha256(repr(scope).encode()).hexdigest()
+    """What the file is of: everything that decides which states there are, apart from code."""
+    # A set comes in another order in every process.
+    told = repr((replace(scope, moves=frozenset()), sorted(scope.moves)))
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+@functools.cache
+def code() -> str:
+    """A hash of all sources of :data:`DECIDING`."""
+    digest = hashlib.sha256()
+    for package in DECIDING:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        for folder in map(Path, spec.submodule_search_locations or ()):
+            for file in sorted(folder.rglob("*.py")):
+                digest.update(f"{package} {file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def save(file: Path, shard: Shard, depth: int) -> None:
@@ -30,6 +54,7 @@ def save(file: Path, shard: Shard, depth: int) -> None:
         "kvproof_states": FORMAT,
         "scope": shard.scope.name,
         "fingerprint": fingerprint(shard.scope),
+        "code": code(),
         "symmetry": shard.encoding.symmetry,
         "depth": depth,
         "states": len(shard.states),
@@ -43,22 +68,32 @@ def save(file: Path, shard: Shard, depth: int) -> None:
     beside = file.with_name(f"{file.name}.{id(shard):x}.new")
     try:
         with beside.open("wb") as out:
-            out.write(json.dumps(head).encode() + b"\n")
-            out.write(array("H", map(len, shard.states)).tobytes())
-            out.write(b"".join(shard.states))
-            out.write(shard.parents.tobytes() + shard.moves.tobytes())
-            out.write(array("Q", [*shard.frontier, *shard.ahead]).tobytes())
+            digest = hashlib.sha256()
+            for part in _parts(shard, head):
+                digest.update(part)
+                out.write(part)
+            out.write(digest.digest())
         beside.replace(file)
     finally:
         beside.unlink(missing_ok=True)
 
 
+def _parts(shard: Shard, head: dict[str, Any]) -> Iterator[bytes]:
+    yield json.dumps(head).encode() + b"\n"
+    yield array("H", map(len, shard.states)).tobytes()
+    yield b"".join(shard.states)
+    yield shard.parents.tobytes() + shard.moves.tobytes()
+    yield array("Q", [*shard.frontier, *shard.ahead]).tobytes()
+
+
 def load(file: Path, shard: Shard) -> int:
     """Fill ``shard`` from ``file``. Answers the depth; 0 where there is no such file.
 
-    Raises ``ValueError`` for a file that is damaged, of another scope, or of a scope that has changed since.
+    Raises ``ValueError`` for a file that is damaged, of another scope, or of a scope or code that has changed since.
     """
     try:
+        if file.exists() and not file.is_file():  # a pipe would keep whoever reads it waiting
+            raise ValueError(f"can't go on from {file}: it is no regular file: name another folder")
         data = file.read_bytes()
     except FileNotFoundError:
         return 0
@@ -69,15 +104,19 @@ def load(file: Path, shard: Shard) -> int:
         head = json.loads(line)
         if not isinstance(head, dict) or head.get("kvproof_states") != FORMAT:
             raise ValueError("not written by this kvproof")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"can't go on from {file}: it holds no exploration ({error}): remove it") from error
+    if hashlib.sha256(memoryview(data)[:-DIGEST]).digest() != data[-DIGEST:]:
+        raise ValueError(f"can't go on from {file}: it is damaged: remove it")
     judged = shard.judge.monitor is not None
     same = head.get("fingerprint") == fingerprint(shard.scope) and head.get("symmetry") == shard.encoding.symmetry
     if not same or (head.get("evaluations") is not None) != judged:
         raise ValueError(f"can't go on from {file}: it is of scope {head.get('scope')} as it was then, and not of "
                          f"{shard.scope.name} as it is now: remove it or name another folder")  # fmt: skip
+    if head.get("code") != code():
+        raise ValueError(f"can't go on from {file}: other code judged what is in it: remove it or name another folder")
     try:
-        return _fill(shard, head, rest)
+        return _fill(shard, head, rest[:-DIGEST])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"can't go on from {file}: it is damaged ({error}): remove it") from error
 

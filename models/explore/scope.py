@@ -6,6 +6,7 @@ tokens they put out. How often requests come and go is not bounded: the machine 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,18 +36,18 @@ class Prompt:
 @dataclass(frozen=True)
 class Move:
     """One action of a small world. ``request`` is its place in :meth:`World.requests`, ``prompt`` a number in the menu,
-    ``accept`` how many drafts every row's model agrees with."""
+    ``accept`` how many drafts the model agrees with, for each running request that has any, in order."""
 
     kind: str
     request: int = -1
     prompt: int = -1
-    accept: int = -1
+    accept: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.kind == "submit":
             return f"submit prompt {self.prompt}"
         if self.kind == "step":
-            return "step" if self.accept < 0 else f"step, {self.accept} drafts accepted"
+            return f"step, {' and '.join(map(str, self.accept))} drafts accepted" if self.accept else "step"
         return self.kind if self.request < 0 else f"{self.kind} request {self.request}"
 
 
@@ -87,11 +88,9 @@ class Scope:
             for number in range(len(self.prompts)):
                 yield Move("submit", prompt=number)
         if here or world.flights:
-            if any(request.drafts > 0 for request in world.running):
-                for accept in range(self.config.speculative + 1):
-                    yield Move("step", accept=accept)
-            else:
-                yield Move("step")
+            drafted = sum(request.drafts > 0 for request in world.running)
+            for accept in itertools.product(range(self.config.speculative + 1), repeat=drafted):
+                yield Move("step", accept=accept)
         for place, request in enumerate(here):
             if "abort" in self.moves:
                 yield Move("abort", place)
@@ -111,7 +110,7 @@ class Scope:
             states = self.sequences[move.prompt][: prompt.length + 1]
             machine.submit(self.free_name(machine.world), states, self.outputs, prompt.store, prompt.missing)
         elif move.kind == "step":
-            machine.step(() if move.accept < 0 else (move.accept,))
+            machine.step(move.accept)
         elif move.kind == "evict":
             machine.evict(1)
         elif move.kind == "reset":

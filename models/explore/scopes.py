@@ -43,8 +43,9 @@ SCOPES: dict[str, Scope] = {
         # The same, but what it brings is there within the step.
         Scope("at-once", _small(num_blocks=9, connector="sync"), (Prompt(3, store=2), Prompt(3, 0, 2))),
         # All of it in six blocks, so that no request is sure to fit: drafts, and a store that may lose what it
-        # promised; preemption, aborts and evictions as everywhere.
+        # promised; preemption, aborts and evictions as everywhere. Requests put out enough to go on from a draft that
+        # was accepted.
         Scope("acceptance", _small(speculative=1, connector="async", load_steps=2),
-              (Prompt(2), Prompt(4, 0, 1, store=4), Prompt(3, 0, 2, store=2, missing=1)), outputs=2),
+              (Prompt(2), Prompt(4, 0, 1, store=4), Prompt(3, 0, 2, store=2, missing=1)), outputs=4),
     )
 }  # fmt: skip

@@ -7,12 +7,13 @@ they tell each other what they reached.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -65,6 +66,8 @@ class Explored:
     live: bool = False
     """Whether it was shown that steps alone bring every request that fits to its end, from every state."""
     interrupted: bool = False
+    unsaved: str = ""
+    """Why what was visited is not in the file that was named; empty where it is, or nothing had to be."""
 
     def words(self) -> str:
         """What may be claimed."""
@@ -92,7 +95,8 @@ def explore(
     ``save`` is a file in which what is known is kept from time to time and when the exploration is stopped, and from
     which it goes on (one process only). ``pause`` is called between two states, or two levels where there are several
     processes: a ``KeyboardInterrupt`` that it raises ends the exploration, and what was seen is told and saved. One
-    that comes from anywhere else ends it as well, without saving.
+    that comes from anywhere else ends it as well, without saving. While liveness is looked at, either ends no more than
+    that: nothing is claimed of it.
 
     Raises ``ValueError`` for a file that can't be gone on from, and ``RuntimeError`` when a process is lost.
     """
@@ -106,20 +110,30 @@ def explore(
         if calm or isinstance(team, Alone):
             _sum_up(team, result)
         if result.complete and liveness and not result.broken:
-            _live(team, result)
+            _live(team, result, pause)
     finally:
         team.end()
         result.seconds = time.perf_counter() - began
     return result
 
 
-def _live(team: Alone | Team, result: Explored) -> None:
-    shard, states = team.shard_for_questions(), team.all_states()
-    rounds = livelocks(shard, states)
-    result.livelocks = [one for one in rounds if one.fits]
-    result.cramped = len(rounds) - len(result.livelocks)
-    result.promised = sum(map(shard.promises, states))
-    result.live = bool(result.promised) and not result.livelocks
+def _live(team: Alone | Team, result: Explored, pause: Pause) -> None:
+    try:
+        shard, states = team.shard_for_questions(), team.all_states()
+        for one in livelocks(shard, states, pause):
+            if one.fits:
+                result.livelocks.append(one)
+            else:
+                result.cramped += 1
+        promised = 0
+        for state in states:
+            pause()
+            promised += shard.promises(state)
+    except KeyboardInterrupt:
+        result.interrupted = True
+        return
+    result.promised = promised
+    result.live = bool(promised) and not result.livelocks
 
 
 def _levels(
@@ -148,13 +162,13 @@ def _levels(
             team.level(paused)
             result.depth += 1
             if time.perf_counter() - kept > SAVE_EVERY:
-                _keep(team, result, save)
+                _keep(team, result, save, progress)
                 kept = time.perf_counter()
     except KeyboardInterrupt:
         result.interrupted = True
         if not paused.raised:
             return False
-    _keep(team, result, save)
+    _keep(team, result, save, progress)
     return True
 
 
@@ -173,10 +187,15 @@ class _Paused:
             raise
 
 
-def _keep(team: Alone | Team, result: Explored, save: Path | None) -> None:
-    """What broke is told and not kept: there is nothing to go on from."""
+def _keep(team: Alone | Team, result: Explored, save: Path | None, progress: Progress) -> None:
+    """What broke is told and not kept: there is nothing to go on from. What can't be kept ends nothing."""
     if save is not None and isinstance(team, Alone) and not team.shard.broken:
-        team.save(save, result.depth)
+        result.unsaved = ""
+        try:
+            team.save(save, result.depth)
+        except OSError as error:
+            result.unsaved = f"can't save what was visited in {save}: {error.strerror or error}: free some room there"
+            progress(result.unsaved)
 
 
 def _sum_up(team: Alone | Team, result: Explored) -> None:
@@ -236,6 +255,15 @@ def _account(shard: Shard) -> tuple[Counter[str], Counter[str], int, list[Broken
     return (monitor.evaluations if monitor is not None else Counter(), shard.taken, shard.transitions, shard.broken)
 
 
+@contextlib.contextmanager
+def _all_there() -> Iterator[None]:
+    """Raises ``RuntimeError`` where a process that is spoken to is no more."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise RuntimeError("a process of the exploration was killed: nothing it had seen is left") from error
+
+
 class Team:
     """Several processes, a shard each. This one passes on what they reached."""
 
@@ -256,19 +284,18 @@ class Team:
             self.processes.append(process)
 
     def _ask(self, question: str, *arguments: Any) -> list[Any]:
-        try:
+        with _all_there():
             for pipe in self.pipes:
                 pipe.send((question, arguments))
             return [pipe.recv() for pipe in self.pipes]
-        except (EOFError, OSError) as error:
-            raise RuntimeError("a process of the exploration was killed: nothing it had seen is left") from error
 
     def level(self, pause: Pause) -> None:
         outboxes = self._ask("level")
-        for place, pipe in enumerate(self.pipes):
-            pipe.send(("arrive", ([outbox[place] for outbox in outboxes],)))
-        for pipe in self.pipes:
-            pipe.recv()
+        with _all_there():
+            for place, pipe in enumerate(self.pipes):
+                pipe.send(("arrive", ([outbox[place] for outbox in outboxes],)))
+            for pipe in self.pipes:
+                pipe.recv()
 
     def counts(self) -> tuple[int, int, int]:
         answers = self._ask("counts")
@@ -289,8 +316,9 @@ class Team:
         moves: list[Move] = []
         while True:
             pipe = self.pipes[number % len(self.pipes)]
-            pipe.send(("origin", (number // len(self.pipes),)))
-            parent, move = pipe.recv()
+            with _all_there():
+                pipe.send(("origin", (number // len(self.pipes),)))
+                parent, move = pipe.recv()
             if parent == NOBODY:
                 return moves[::-1]
             moves.append(unpack(move))
@@ -345,12 +373,10 @@ def _serve(
         "origin": lambda index: (shard.parents[index], shard.moves[index]),
         "states": lambda: shard.states,
     }
-    while True:
-        try:
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
             question, arguments = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(answers[question](*arguments))
+            pipe.send(answers[question](*arguments))
 
 
 def as_scenario(scope: Scope, moves: Sequence[Move]) -> Scenario:
@@ -383,7 +409,7 @@ def as_scenario(scope: Scope, moves: Sequence[Move]) -> Scenario:
                                   external=prompt.store, missing=prompt.missing))  # fmt: skip
             called[inner] = name
         elif move.kind == "step":
-            actions.append(Action("step", accept=() if move.accept < 0 else (move.accept,)))
+            actions.append(Action("step", accept=move.accept))
         else:
             actions.append(Action(move.kind, name, times=1))  # type: ignore[arg-type]
         try:

@@ -34,11 +34,14 @@ packed move."""
 
 
 def pack(move: Move) -> int:
-    return KINDS.index(move.kind) | (move.request + 1) << 4 | (move.prompt + 1) << 12 | (move.accept + 1) << 20
+    """A move in 32 bits: at most three running requests have drafts, and 14 of them each."""
+    accept = sum((accepted + 1) << (20 + 4 * place) for place, accepted in enumerate(move.accept))
+    return KINDS.index(move.kind) | (move.request + 1) << 4 | (move.prompt + 1) << 12 | accept
 
 
 def unpack(packed: int) -> Move:
-    return Move(KINDS[packed & 15], (packed >> 4 & 255) - 1, (packed >> 12 & 255) - 1, (packed >> 20 & 255) - 1)
+    accept = tuple(taken - 1 for place in range(3) if (taken := packed >> (20 + 4 * place) & 15))
+    return Move(KINDS[packed & 15], (packed >> 4 & 255) - 1, (packed >> 12 & 255) - 1, accept)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the rule as it once was or could be wrong, which must be refuted. Install the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvproof.models.smt import claims_admit, claims_hit, claims_radix, claims_ref, claims_slot
@@ -23,8 +23,8 @@ CLAIMS: tuple[Claim, ...] = (
 """Every claim and every mutant, in the order in which they are settled."""
 
 
-def prove(out: Path | None, progress: Callable[[str], None] | None = None) -> list[ClaimResult]:
-    """Settle every claim and every mutant with both solvers.
+def prove(out: Path | None, progress: Callable[[str], None] | None = None) -> Iterator[ClaimResult]:
+    """Settle every claim and every mutant with both solvers, one after another.
 
     With ``out``, the SMT-LIB 2 text of each question is written there (the folder is made if need be); ``OSError``
     where it can't be. ``progress`` is called with one line after each claim.

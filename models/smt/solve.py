@@ -7,7 +7,7 @@ checked twice is what the file says. Effort is limited by resource counts rather
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,15 +69,13 @@ def prove_claim(claim: Claim, out: Path | None = None) -> ClaimResult:
 
 def prove_all(
     claims: Iterable[Claim], out: Path | None, progress: Callable[[str], None] | None = None
-) -> list[ClaimResult]:
-    """Settle the claims in order, with one line of progress after each."""
-    results = []
+) -> Iterator[ClaimResult]:
+    """Settle the claims in order, with one line of progress after each. What is settled is handed over at once."""
     for claim in claims:
         result = prove_claim(claim, out)
-        results.append(result)
+        yield result
         if progress is not None:
             progress(result.line())
-    return results
 
 
 def _ask(formulas: Sequence[Any]) -> Answer:

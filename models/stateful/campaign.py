@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from kvproof.models.stateful.drive import Identity, Watcher, Watchers, standard_watchers
 from kvproof.models.stateful.notes import Notebook, Report, Tally, in_other_settings, smallest
 from kvproof.models.stateful.reducing import Reduction
 from kvproof.models.stateful.search import Search
 from kvproof.models.stateful.strategies import Retention
-from kvproof.models.stateful.workers import Check, Interrupts, Tick, WorkOne, run_workers
+from kvproof.models.stateful.workers import Check, Interrupts, Tick, run_workers
 from kvproof.spec.events import Observation
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.subject import Subject
 
 Progress = Callable[[str], None]
+Phase = Literal["search", "reduce"]
 
 SECONDS_BETWEEN_REPORTS = 2.0
 SECONDS_TO_REDUCE = 5.0
@@ -52,6 +54,66 @@ class Campaign:
     """Seconds until the search was over: making small what it had found is in ``seconds`` only."""
 
 
+@dataclass(frozen=True)
+class Task:
+    """What one worker is to do, wherever it does it: search a share of ``steps``, or make ``findings`` (and then
+    ``others``) small. Plain data."""
+
+    phase: Phase
+    worker: int
+    seed: int
+    known: frozenset[Identity]
+    steps: int = 0
+    seconds: float | None = None
+    findings: tuple[Finding, ...] = ()
+    others: tuple[Finding, ...] = ()
+
+
+Spread = Callable[[Sequence[Task], Report, Tick, Interrupts], list[Tally]]
+"""Has tasks done somewhere, all at once, and returns their tallies in order. It reports findings and progress."""
+
+
+def do(
+    task: Task,
+    subject: Subject,
+    report: Report,
+    tick: Callable[[Tally], None],
+    check: Check,
+    *,
+    began: float,
+    watchers: Watchers | None = None,
+    retention: Retention | None = None,
+) -> Tally:
+    """Do one task. ``began`` is when the campaign did (``time.monotonic()``)."""
+    judges = watchers or standard_watchers(subject)
+    notebook = Notebook(subject.name, task.seed, task.known, began)
+
+    def stoppable(known: frozenset[Identity], stops: bool) -> Watcher:
+        return _Stoppable(judges(known, stops), check)
+
+    if task.phase == "reduce":
+        return Reduction(
+            subject,
+            task.findings,
+            task.others,
+            notebook=notebook,
+            watchers=stoppable,
+            seconds=None if task.seconds is None else max(task.seconds, SECONDS_TO_REDUCE),
+            report=report,
+        ).run()
+    return Search(
+        subject,
+        notebook=notebook,
+        worker=task.worker,
+        steps=task.steps,
+        seconds=task.seconds,
+        watchers=stoppable,
+        default_retention=retention or getattr(subject, "default_retention", None) or _nothing_kept,
+        report=report,
+        tick=tick,
+    ).search()
+
+
 def run(
     subject: Subject,
     *,
@@ -63,6 +125,7 @@ def run(
     progress: Progress | None = None,
     default_retention: Retention | None = None,
     watchers: Watchers | None = None,
+    spread: Spread | None = None,
 ) -> Campaign:
     """Fuzz ``subject`` until ``steps`` engine steps (all workers together) or ``seconds`` are spent; then make what was
     found small, which takes as long again at most where ``seconds`` are given.
@@ -70,70 +133,58 @@ def run(
     ``known`` identities are passed over. ``default_retention`` says which retention interval users get who set none
     (asked of the subject if not given; 0 if it doesn't say). ``watchers`` judge the runs (the catalogue if not given).
     With ``workers`` > 1 as many processes are forked, which inherit whatever the subject has imported; no more than
-    one for every :data:`STEPS_A_WORKER` steps.
+    one for every :data:`STEPS_A_WORKER` steps. ``spread`` has them work elsewhere.
 
-    The same seed, steps and workers give the same campaign, unless ``seconds`` or an interrupt cut it short. An
-    interrupt (``KeyboardInterrupt``) is not raised but returned, with everything found so far.
+    The same seed, steps and workers give the same campaign, wherever they work, unless ``seconds`` or an interrupt cut
+    it short. An interrupt (``KeyboardInterrupt``) is not raised but returned, with everything found so far.
     """
     if steps < 1 or workers < 1:
         raise ValueError("steps and workers must be at least 1")
     began = time.monotonic()
-    retention = default_retention or getattr(subject, "default_retention", None) or _nothing_kept
-    judges = watchers or standard_watchers(subject)
     ticker = _Ticker(progress, known)
 
-    def notebook(known: frozenset[Identity]) -> Notebook:
-        return Notebook(subject.name, seed, known, began)
+    def here(tasks: Sequence[Task], found: Report, tick: Tick, interrupts: Interrupts) -> list[Tally]:
+        def one(worker: int, report: Report, tick: Callable[[Tally], None], check: Check) -> Tally:
+            return do(tasks[worker], subject, report, tick, check, began=began, watchers=watchers,
+                      retention=default_retention)  # fmt: skip
 
-    def stoppable(check: Check) -> Watchers:
-        return lambda known, stops: _Stoppable(judges(known, stops), check)
+        if len(tasks) == 1:
+            return [one(0, found, lambda tally: tick(0, *tally.so_far()), interrupts.check)]
+        return run_workers(len(tasks), one, found, tick, interrupts)
 
-    def search(worker: int, report: Report, tick: Callable[[Tally], None], check: Check) -> Tally:
-        share = steps // searchers + (worker < steps % searchers)
-        return Search(
-            subject,
-            notebook=notebook(known),
-            worker=worker,
-            steps=share,
-            seconds=seconds,
-            watchers=stoppable(check),
-            default_retention=retention,
-            report=report,
-            tick=tick,
-        ).search()
-
-    def reduce(worker: int, report: Report, tick: Callable[[Tally], None], check: Check) -> Tally:
-        return Reduction(
-            subject,
-            found[worker::reducers],
-            others[worker::reducers],
-            notebook=notebook(known | {finding.violation.identity for finding in found}),
-            watchers=stoppable(check),
-            seconds=None if seconds is None else max(seconds, SECONDS_TO_REDUCE),
-            report=report,
-        ).run()
-
+    spread = spread or here
     with Interrupts() as interrupts:
         searchers = min(workers, -(-steps // STEPS_A_WORKER))
-        tallies = _all(searchers, search, ticker.found, ticker.tick, interrupts)
+        shares = [steps // searchers + (worker < steps % searchers) for worker in range(searchers)]
+        tasks = [Task("search", worker, seed, known, share, seconds) for worker, share in enumerate(shares)]
+        tallies = spread(tasks, ticker.found, ticker.tick, interrupts)
         searched = time.monotonic() - began
         everything = [finding for tally in tallies for finding in tally.findings]
         found = list(smallest(everything).values())
-        others = [other for first in found for other in in_other_settings(first, everything)]
-        searches = len(tallies)
         if found and not interrupts.count and not any(tally.interrupted for tally in tallies):
             ticker.say(f"making {len(found)} scenarios small" if len(found) > 1 else "making its scenario small")
-            reducers = min(workers, len(found))
-            tallies += _all(reducers, reduce, ticker.reduced, lambda *_: None, interrupts)
+            tasks = _reductions(min(workers, len(found)), found, everything, seed, seconds, known)
+            tallies += spread(tasks, ticker.reduced, lambda *_: None, interrupts)
     tallies[0].interrupted |= interrupts.count > 0  # also one that came when all was done
-    return _merge(tallies, searches, seed, time.monotonic() - began, searched)
+    return _merge(tallies, searchers, seed, time.monotonic() - began, searched)
 
 
-def _all(count: int, work: WorkOne, found: Report, tick: Tick, interrupts: Interrupts) -> list[Tally]:
-    """The tallies of ``count`` workers: one works here, more in processes of their own."""
-    if count == 1:
-        return [work(0, found, lambda tally: tick(0, *tally.so_far()), interrupts.check)]
-    return run_workers(count, work, found, tick, interrupts)
+def _reductions(
+    workers: int,
+    found: Sequence[Finding],
+    everything: Sequence[Finding],
+    seed: int,
+    seconds: float | None,
+    known: frozenset[Identity],
+) -> list[Task]:
+    """What was found, dealt out to ``workers``, each of which knows of all of it."""
+    others = [other for first in found for other in in_other_settings(first, everything)]
+    all_known = known | {finding.violation.identity for finding in found}
+    return [
+        Task("reduce", worker, seed, all_known, seconds=seconds, findings=tuple(found[worker::workers]),
+             others=tuple(others[worker::workers]))
+        for worker in range(workers)
+    ]  # fmt: skip
 
 
 class _Stoppable:

@@ -28,7 +28,8 @@ class Entry(NamedTuple):
         about = f" {show(self.state)}" if self.state is not None else ""
         link = {"keyed": " as", "unkeyed": " as", "written": ":", "copied": ":"}.get(self.what, "") if about else ""
         verb = "no longer keyed" if self.what == "unkeyed" else self.what
-        return f"step {self.step}: {verb}{f' by {self.who}' if self.who else ''}{link}{about}"
+        by = "" if self.what == "copied" else "by "
+        return f"step {self.step}: {verb}{f' {by}{self.who}' if self.who else ''}{link}{about}"
 
 
 class BlockHistory:

@@ -1,4 +1,4 @@
-"""Claims about ``Scheduler._mamba_block_aligned_split``: where a prefill chunk may end (seed fault S1)."""
+"""Claims about ``Scheduler._mamba_block_aligned_split``: where a prefill chunk may end (PR 51113)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvproof.spec.rules import checkpoint, chunk
 from kvproof.spec.scenario import Action, Scenario
 
 FUNCTION = "Scheduler._mamba_block_aligned_split"
+EXEMPT = ", unless it is the last one and may export a checkpoint inside itself"
 ALL = "proved for all block sizes, prompts, resume positions and budgets"
 
 
@@ -265,7 +266,8 @@ CLAIMS = (
         ShippedClaim(
             f"SPLIT.chunk-end/{name}",
             FUNCTION,
-            f"an intermediate chunk ends on a boundary or a declared stop, and none crosses a boundary: {words}",
+            "an intermediate chunk ends on a boundary or a declared stop, and none that starts inside a block crosses "
+            f"its end{EXEMPT if features.checkpoint else ''}: {words}",
             ALL if not (features.partial or features.checkpoint) else ALL.replace("block sizes", "block sizes, units"),
             chunk_end(features),
             "SLOT.chunk-end",

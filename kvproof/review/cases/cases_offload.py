@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fakeview import FULL, MAMBA, STATES, WINDOW
-from rulecalls import Mutant, Rule, seen
-
+from kvproof.review.cases.calls import Mutant, Rule, seen
+from kvproof.review.cases.fakeview import FULL, MAMBA, STATES, WINDOW
 from kvproof.spec.events import Observation, Offer, Offloaded
 from kvproof.spec.view import NULL
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakeview import CONFIG, FULL, MAMBA, OTHER, STATES, WINDOW, FakeView, idle, key, state
-from rulecalls import (
+from kvproof.review.cases.calls import (
     SPLIT,
     Mutant,
     Rule,
@@ -18,7 +17,7 @@ from rulecalls import (
     spoiled,
     step,
 )
-
+from kvproof.review.cases.fakeview import CONFIG, FULL, MAMBA, OTHER, STATES, WINDOW, FakeView, idle, key, state
 from kvproof.spec.events import (
     Drained,
     Observation,

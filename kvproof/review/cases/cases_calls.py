@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakeview import FULL, MAMBA, OTHER, STATES, WINDOW, key
-from rulecalls import (
+from kvproof.review.cases.calls import (
     CRASH,
     CUT,
     DRY,
@@ -27,7 +26,7 @@ from rulecalls import (
     spoiled,
     step,
 )
-
+from kvproof.review.cases.fakeview import FULL, MAMBA, OTHER, STATES, WINDOW, key
 from kvproof.spec.tracer import show
 
 CALLS = (

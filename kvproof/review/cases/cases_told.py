@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from fakeview import FULL, MAMBA, OTHER, STATES
-from rulecalls import Mutant, Rule, seen
-
+from kvproof.review.cases.calls import Mutant, Rule, seen
+from kvproof.review.cases.fakeview import FULL, MAMBA, OTHER, STATES, FakeView, busy
 from kvproof.spec.events import Counted, Lone, Observation, Removed, Stored
 from kvproof.spec.tracer import EMPTY
 
@@ -30,6 +30,12 @@ STUCK = {"finished": False, "preempted": 3}
 
 def _prompt(**counts: int) -> Observation:
     return seen(PROMPT, counts=tuple({**dict(PROMPT.counts), **counts}.items()))
+
+
+def _without_drafts() -> FakeView:
+    view = busy()
+    view.config = replace(view.config, speculative=0)
+    return view
 
 
 def _event(**changes: Any) -> Observation:
@@ -56,6 +62,13 @@ TOLD = (
             Mutant(lambda: _event(parent=None), "parent-of-another-block", {"group": FULL}),
             Mutant(lambda: _event(reached=(OTHER[12], OTHER[16])), "tokens-of-another-prefix", {"group": FULL}),
             Mutant(lambda: _event(gone=(STATES[16],)), "stored-nowhere", {"group": FULL}),
+            # Host memory, which speaks of a block of 8 as of its two units.
+            Mutant(
+                lambda: _event(group=MAMBA, offloaded=True),
+                "offloaded-mamba-block-size-of-another-group",
+                {"group": MAMBA},
+                ("hold 4 tokens", "hold 8"),
+            ),
         ),
     ),
     Rule(
@@ -84,11 +97,27 @@ TOLD = (
         "ADMIT.startup",
         lambda: seen(LONE),
         (
-            Mutant(lambda: seen(LONE, **STUCK), "lone-request-preempts-itself", {"request": "r1"}, ("9 blocks",)),
-            Mutant(lambda: seen(LONE, finished=False), "lone-request-starves", {"request": "r1"}, ("24 tokens",)),
+            Mutant(
+                lambda: seen(LONE, _without_drafts(), **STUCK),
+                "lone-request-preempts-itself",
+                {"request": "r1"},
+                ("9 blocks",),
+            ),
+            Mutant(
+                lambda: seen(LONE, _without_drafts(), finished=False),
+                "lone-request-starves",
+                {"request": "r1"},
+                ("24 tokens",),
+            ),
             Mutant(
                 lambda: seen(LONE, finished=False, partial=True),
                 "lone-request-starves-with-partial-hit",
+                {"request": "r1"},
+            ),
+            # What a window holds was counted without the drafts that a step needs room for.
+            Mutant(
+                lambda: seen(LONE, finished=False),
+                "lone-request-starves-with-drafts-beyond-window",
                 {"request": "r1"},
             ),
         ),

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fakeview import FULL, MAMBA, STATES, WINDOW, FakeView, busy, running
-
+from kvproof.review.cases.fakeview import FULL, MAMBA, STATES, WINDOW, FakeView, busy, running
 from kvproof.spec.config import Config
 from kvproof.spec.events import (
     Allocate,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from fakeview import FULL, MAMBA
-from rulecalls import LOOKUP, Mutant, Rule, cut_config, seen
-
+from kvproof.review.cases.calls import LOOKUP, Mutant, Rule, cut_config, seen
+from kvproof.review.cases.fakeview import FULL, MAMBA
 from kvproof.spec.events import Observation, Promised
 
 
-def _promised(tokens: int, resend: bool, lacking: str = "", group: int = -1, **more: object) -> Observation:
+def _promised(tokens: int, resend: bool, lacking: str = "", group: int = -1, **more: Any) -> Observation:
     """The lookup answers 20 of 22 tokens."""
     found = Promised(tokens, "r1", resend, lacking, group)
     observation = seen(LOOKUP, promised=found)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fakeview import MAMBA, STATES, FakeView, busy, key
-from rulecalls import STEP, Mutant, Rule, Spoil, drop, seen
-
+from kvproof.review.cases.calls import STEP, Mutant, Rule, Spoil, drop, seen
+from kvproof.review.cases.fakeview import MAMBA, STATES, FakeView, busy, key
 from kvproof.spec.events import Loaded, Observation, Zeroing
 from kvproof.spec.tracer import show
 from kvproof.spec.view import Holder

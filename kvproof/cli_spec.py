@@ -1,0 +1,87 @@
+"""The wiring of ``kvproof spec``: the specification as a site, and what changed between two of its states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvproof.errors import require_folder, stop
+from kvproof.options import ReportFolder, finish_report, require_reports, write_file
+from kvproof.report import Report, Row
+from kvproof.streams import say, write
+
+spec = typer.Typer(help="The specification to read and review: a site, and what changed between two states of it.")
+
+Stored = Annotated[
+    Path | None, typer.Option("--status", metavar="FILE", help="Stored results of checkers (default: kvproof's own).")
+]
+
+
+@spec.callback(invoke_without_command=True)
+def build_site(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the pages go.")] = Path("kvproof-spec"),
+    status: Stored = None,
+) -> int:
+    """Write the site from the catalogue, the rules and stored results. Open index.html in it."""
+    if context.invoked_subcommand is not None:
+        return 0
+    from kvproof.review.site import build
+    from kvproof.review.status import load, stored_file
+
+    require_folder(out, "pages")
+    counts = build(out, load(status or stored_file()))
+    facts = " ".join(f"{name}={number}" for name, number in counts.items())
+    write(f"kvproof: spec {facts} out={out} exit=0\n")
+    return 0
+
+
+@spec.command("refresh")
+def refresh_status(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[CHECK]...", help="As in 'fuzz 0.33.0' (default: all).")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also what is fresh.")] = False,
+    status: Stored = None,
+    report_folder: ReportFolder = None,
+) -> int:
+    """Run the checkers whose stored results are missing or older than a rule, and store what they say. All of them
+    take about half an hour on two cores."""
+    from kvproof.review.status import refresh, stored_file
+    from kvproof.table import show
+
+    require_reports("spec", report_folder)
+    report = Report("spec refresh")
+    try:
+        done, failed = refresh(status or stored_file(), names or (), again, say, stop.check)
+    except KeyboardInterrupt:
+        report.interrupted = True
+        done, failed = [], []
+    report.rows += [Row("run", name, "done", "pass") for name in done]
+    report.rows += [Row("run", name, "failed", "error", "it gave no result") for name in failed]
+    report.facts.update(run=len(done), failed=len(failed))
+    return finish_report(report, report_folder, show)
+
+
+@spec.command("diff")
+def spec_diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A release, as in vllm==0.30.0, or a commit.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The other.")],
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page there, too.")] = None,
+    status: Stored = None,
+) -> int:
+    """What changed between two releases of vLLM, or two commits of the specification: functions to be read again,
+    verdicts, findings."""
+    from kvproof.review.diff import as_text, diff
+    from kvproof.review.site import diff_page
+    from kvproof.review.status import load, stored_file
+
+    made = diff(before, after, load(status or stored_file()), Path(), say)
+    if html is not None:
+        write_file(html, diff_page(made))
+    write(as_text(made))
+    facts = " ".join(f"{name}={number}" for name, number in made.counts().items())
+    write(f"kvproof: spec diff {before} {after} {facts} exit=0\n")
+    return 0

@@ -1,0 +1,255 @@
+"""What the site says, as data for its templates: one :class:`Entry` for each invariant, with every field filled."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from kvproof import engines, findings
+from kvproof.errors import CheckerError
+from kvproof.invariants.catalogue import CATALOGUE, FAMILIES
+from kvproof.invariants.invariant import Invariant
+from kvproof.review.digests import closure
+from kvproof.review.examples import Example, example
+from kvproof.review.grounds import GROUNDS, MIRRORS
+from kvproof.review.status import RELEASES, Said, Status, Word, current
+
+REPOSITORY = "https://github.com/vllm-project/vllm"
+RULES = ("radix", "chunk", "checkpoint", "slots", "blocks", "hits", "ledger", "reuse")
+_CONTAMINATES = {
+    True: "what follows a violation in the same run proves nothing: judging ends there",
+    False: "judging goes on after a violation",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A checker's word on an invariant. ``mark`` is a word of one of the site's colours."""
+
+    checker: str
+    verdict: str
+    words: str
+    mark: str
+    made: str
+    stale: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One invariant as it is shown."""
+
+    id: str
+    statement: str
+    why: str
+    provenance: tuple[tuple[str, str], ...]
+    scope: str
+    events: tuple[str, ...]
+    contaminates: str
+    source: str
+    rules: tuple[tuple[str, str], ...]
+    example: Example
+    mutants: tuple[str, ...]
+    smallest: str
+    lines: tuple[Line, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def anchor(self) -> str:
+        return self.id.lower().replace(".", "-")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finding on record: what it is called, where it is, and what was read."""
+
+    cause: str
+    releases: str
+    status: str
+    reference: str
+    reasoning: str
+
+
+@dataclass(frozen=True)
+class RuleModule:
+    """One file of rules: what it says of itself, its functions with their sources, and what they mirror in vLLM."""
+
+    name: str
+    text: str
+    functions: tuple[tuple[str, str], ...]
+    mirrors: tuple[str, ...]
+
+
+def entries(status: Status) -> list[Entry]:
+    """Every invariant, in the order of the catalogue. Raises :class:`CheckerError` naming a field that is missing."""
+    made = [_entry(invariant, status) for invariant in CATALOGUE]
+    for entry in made:
+        for name in ("statement", "why", "provenance", "scope", "events", "source", "mutants", "smallest", "lines"):
+            if not getattr(entry, name):
+                raise CheckerError(f"{entry.id} has no {name}: the site would not say it")
+    return made
+
+
+def families(made: Sequence[Entry]) -> dict[str, list[Entry]]:
+    return {family: [entry for entry in made if entry.id.startswith(f"{family}.")] for family in FAMILIES}
+
+
+def _entry(invariant: Invariant, status: Status) -> Entry:
+    shown = example(invariant.id)
+    return Entry(
+        id=invariant.id,
+        statement=invariant.statement,
+        why=invariant.why,
+        provenance=tuple((text, _link(text)) for text in invariant.provenance),
+        scope=invariant.scope,
+        events=tuple(event.__name__ for event in invariant.events),
+        contaminates=_CONTAMINATES[invariant.contaminates],
+        source=inspect.getsource(invariant.predicate),
+        rules=_rules_of(invariant),
+        example=shown,
+        mutants=_mutants(invariant.id, shown, status),
+        smallest=_smallest(invariant.id, status),
+        lines=tuple(_lines(invariant.id, status)),
+        records=tuple(_records(invariant.id)),
+    )
+
+
+def _link(text: str) -> str:
+    found = re.fullmatch(r"(PR|issue) (\d+)", text)
+    return f"{REPOSITORY}/{'pull' if found.group(1) == 'PR' else 'issues'}/{found.group(2)}" if found else ""
+
+
+def _rules_of(invariant: Invariant) -> tuple[tuple[str, str], ...]:
+    """The rules that the predicate asks, by module and name."""
+    asked = [part for part in closure(invariant.predicate) if part.__module__.startswith("kvproof.spec.rules.")]
+    named = {
+        (part.__module__.rpartition(".")[2], part.__qualname__) for part in asked if isinstance(part, FunctionType)
+    }
+    return tuple(sorted(named))
+
+
+# -- what checkers said ------------------------------------------------------------------------------------------------
+
+
+def _lines(name: str, status: Status) -> list[Line]:
+    lines = []
+    for claim in GROUNDS.get(name, ()):
+        lines += _line(status, "prove", "proof", claim, f"prove: {claim}")
+    lines += _line(status, "explore", "invariant", name, "explore")
+    lines += _line(status, "fuzz reference", "invariant", name, "fuzz, reference engine")
+    for release in RELEASES:
+        lines += _line(status, f"fuzz {release}", "invariant", name, f"fuzz, vLLM {release}")
+        lines += _shipped(name, release, status)
+    return lines
+
+
+def _shipped(name: str, release: str, status: Status) -> list[Line]:
+    claims = [claim.id for claim in engines.load("kvproof.models.smt.shipped", "CLAIMS") if claim.invariant == name]
+    run = f"prove --on {release}"
+    return [line for claim in claims for line in _line(status, run, "proof", claim, f"{run}: {claim}")]
+
+
+_MARKS = {"pass": "holds", "fail": "broken", "info": "known", "undetermined": "open", "error": "open", "skip": "none"}
+
+
+def _line(status: Status, run: str, kind: str, name: str, checker: str) -> list[Line]:
+    said = status.runs.get(run)
+    word = said.of(kind, name) if said is not None else None
+    if said is None or word is None:
+        return [Line(checker, "not run", "no result is stored", "open", "", False)]
+    stale = bool(word.digest) and word.digest != current(word)
+    return [Line(checker, word.verdict, _coverage(word), _mark(word), _made(said), stale)]
+
+
+def _mark(word: Word) -> str:
+    if word.outcome == "info" and not word.verdict.startswith(("broken", "refuted", "differs")):
+        return "none"
+    return _MARKS[word.outcome]
+
+
+def _coverage(word: Word) -> str:
+    """How far the word reaches: of a proof its scope and premises, else what was counted."""
+    if word.kind == "proof":
+        scope = str(word.data.get("scope", "")).removeprefix("proved ")
+        premises = word.data.get("premises", "")
+        return f"{scope}; premises: {premises}" if premises else scope
+    return word.detail
+
+
+def _made(said: Said) -> str:
+    return f"{said.made} on {said.revision[:9]}" if said.revision else said.made
+
+
+def _mutants(name: str, shown: Example, status: Status) -> tuple[str, ...]:
+    """Faults that this predicate noticed: in the hand-made caches, and planted in the machine or the engine."""
+    found = [f"a hand-made cache with one thing wrong: {cause}" for cause in shown.causes]
+    planted = status.runs.get("mutants")
+    for word in planted.words if planted is not None else ():
+        by = [checker for checker in ("live", "fuzz") if (word.data.get(checker) or {}).get("invariant") == name]
+        if word.kind == "mutant" and by:
+            found.append(f"the reference engine, {' and '.join(by)}: {word.statement}")
+    explored = status.runs.get("explore --mutants")
+    for word in explored.words if explored is not None else ():
+        if f"; {name} after " in word.detail:
+            found.append(f"the abstract machine, explored: {word.statement}")
+    wrong = status.runs.get("prove")
+    for word in wrong.words if wrong is not None else ():
+        if word.kind == "proof" and word.id.partition("/")[0] in GROUNDS.get(name, ()) and "/" in word.id:
+            found.append(f"a wrong rule, refuted by both solvers: {word.statement}")
+    return tuple(found)
+
+
+def _smallest(name: str, status: Status) -> str:
+    """The world with the fewest states in which it was judged at all."""
+    said = status.runs.get("explore")
+    if said is None:
+        return "no exploration is stored"
+    scopes = [word for word in said.words if word.kind == "run" and (word.data.get("exercised") or {}).get(name)]
+    if not scopes:
+        return "no world that is explored has anything for it to judge"
+    least = min(scopes, key=lambda word: int(word.data["states"]))
+    return f"{least.id}: {least.data['states']} states, judged {least.data['exercised'][name]} times"
+
+
+def _records(name: str) -> list[Record]:
+    return [
+        Record(one.cause, ", ".join([one.releases] if isinstance(one.releases, str) else one.releases), one.status,
+               one.reference, one.reasoning)
+        for one in findings.load() if one.invariant == name
+    ]  # fmt: skip
+
+
+# -- rules and words ---------------------------------------------------------------------------------------------------
+
+
+def rule_modules() -> list[RuleModule]:
+    made = []
+    for name in RULES:
+        module: Any = importlib.import_module(f"kvproof.spec.{'' if name == 'radix' else 'rules.'}{name}")
+        parts = [
+            (part.__qualname__, inspect.getsource(part))
+            for part in vars(module).values()
+            if getattr(part, "__module__", "") == module.__name__ and (inspect.isclass(part) or callable(part))
+            and not part.__qualname__.startswith("_")
+        ]  # fmt: skip
+        made.append(RuleModule(name, inspect.getdoc(module) or "", tuple(parts), MIRRORS.get(name, ())))
+    return made
+
+
+def glossary() -> Mapping[str, str]:
+    """Terms and what they mean, in the order of the file."""
+    text = (importlib.resources.files("kvproof.review") / "glossary.txt").read_text(encoding="utf-8")
+    return dict(line.split(": ", 1) for line in text.splitlines() if line)
+
+
+def claims(status: Status) -> list[tuple[str, list[Word]]]:
+    """Stored proofs, by run: those of the rules first, then those about releases."""
+    runs = ["prove", *(f"prove --on {release}" for release in RELEASES)]
+    return [
+        (run, [word for word in status.runs[run].words if word.kind == "proof"]) for run in runs if run in status.runs
+    ]

@@ -1,0 +1,236 @@
+"""What changed between two releases of vLLM, or between two commits of this specification: what a reviewer reads first.
+
+Of two releases: the functions that our rules mirror and that are not the same, to be read again; claims and invariants
+on which the stored verdicts differ; findings on record that one has and the other has not. Of two commits: sentences,
+predicates, rules and actions of the machine, and stored verdicts.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvproof import findings, subjects
+from kvproof.errors import UsageError
+from kvproof.review import status as stored
+from kvproof.review.grounds import MIRRORS
+from kvproof.review.sources import Changed, Function, changes, functions, release_files
+from kvproof.review.status import Said, Status, Word
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A checker's word on one thing, on either side."""
+
+    checker: str
+    id: str
+    before: str
+    after: str
+
+
+@dataclass
+class Difference:
+    """Everything that differs. ``sources`` are by what they belong to; ``missing`` says what could not be compared."""
+
+    before: str
+    after: str
+    sources: dict[str, list[Changed]] = field(default_factory=dict)
+    sentences: list[tuple[str, str, str]] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    gone: list[tuple[str, str]] = field(default_factory=list)
+    new: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "sources": sum(map(len, self.sources.values())),
+            "sentences": len(self.sentences),
+            "verdicts": len(self.verdicts),
+            "gone": len(self.gone),
+            "new": len(self.new),
+        }
+
+
+def diff(before: str, after: str, status: Status, root: Path, progress: Progress) -> Difference:
+    """Compare two releases (``vllm==0.30.0``) or two commits of ``root``. Raises :class:`UsageError` for anything else
+    or for one of each."""
+    sides = [text.startswith("vllm") for text in (before, after)]
+    if all(sides):
+        return _releases(subjects.parse(before), subjects.parse(after), status, progress)
+    if any(sides):
+        raise UsageError(f"{before} and {after} can't be compared: name two releases (vllm==0.30.0) or two commits")
+    return _commits(before, after, root)
+
+
+# -- two releases ------------------------------------------------------------------------------------------------------
+
+
+def _releases(before: subjects.Target, after: subjects.Target, status: Status, progress: Progress) -> Difference:
+    made = Difference(before.text, after.text)
+    old, new = (functions(release_files(_tree(target, progress))) for target in (before, after))
+    for module, names in MIRRORS.items():
+        if found := changes(old, new, names):
+            made.sources[module] = found
+    for run in ("prove --on", "fuzz"):
+        sides = [status.runs.get(f"{run} {target.release}") for target in (before, after)]
+        made.verdicts += _verdicts(run, sides)
+        made.missing += [
+            f"no result of kvproof {run} {target.text} is stored: kvproof spec refresh '{run} {target.release}'"
+            for target, said in zip((before, after), sides, strict=True)
+            if said is None
+        ]
+    records = findings.load()
+    there, then = (findings.known_for(records, target.release).identities for target in (before, after))
+    made.gone, made.new = sorted(there - then), sorted(then - there)
+    return made
+
+
+def _tree(target: subjects.Target, progress: Progress) -> Path:
+    if target.path is not None:
+        return target.path
+    if target.kind != "release":
+        raise UsageError(f"{target.text} names no release to compare: use vllm=={subjects.NEWEST} or vllm@PATH")
+    from kvproof.impl.vllm.fetch import release_tree
+
+    return release_tree(target.release, progress=progress)
+
+
+def _verdicts(run: str, sides: Sequence[Said | None]) -> Iterator[Verdict]:
+    """Where two runs say different things: holds, broken, or not judged. How often something was counted is no
+    difference."""
+    before, after = sides
+    if before is None or after is None:
+        return
+    for word in before.words:
+        other = after.of(word.kind, word.id)
+        if word.kind in ("proof", "invariant") and other is not None and _side(word) != _side(other):
+            yield Verdict(run, word.id, word.verdict, other.verdict)
+
+
+def _side(word: Word) -> str:
+    broken = word.verdict.startswith(("broken", "refuted"))
+    return "broken" if broken else "holds" if word.outcome == "pass" else "not judged"
+
+
+# -- two commits -------------------------------------------------------------------------------------------------------
+
+ROOMS = {
+    "rules": ("spec/rules", "spec/radix.py", "spec/logic.py"),
+    "predicates": ("invariants",),
+    "machine": ("spec/machine",),
+    "claims": ("models/smt",),
+}
+
+
+def _commits(before: str, after: str, root: Path) -> Difference:
+    made = Difference(before, after)
+    sides = [_commit(text, root) for text in (before, after)]
+    for room, places in ROOMS.items():
+        old, new = (functions(_files(commit, places, root)) for commit in sides)
+        if found := changes(old, new, sorted(old.keys() | new.keys())):
+            made.sources[room] = found
+    old_entries, new_entries = (_sentences(_files(commit, ("invariants",), root)) for commit in sides)
+    for name in sorted(old_entries.keys() | new_entries.keys()):
+        pair = old_entries.get(name, ""), new_entries.get(name, "")
+        if pair[0] != pair[1]:
+            made.sentences.append((name, *pair))
+    statuses = [_status_at(commit, root) for commit in sides]
+    for run in sorted(statuses[0].runs.keys() & statuses[1].runs.keys()):
+        made.verdicts += _verdicts(run, [status.runs[run] for status in statuses])
+    made.missing += [
+        f"{text} has no stored results"
+        for text, status in zip((before, after), statuses, strict=True)
+        if not status.runs
+    ]
+    return made
+
+
+def _git(root: Path, *arguments: str) -> bytes:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True)
+    except FileNotFoundError as error:
+        raise UsageError("two commits are compared with git, which is not installed") from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        raise UsageError(f"git {' '.join(arguments)}: {lines[0] if lines else 'failed'}") from error
+    return done.stdout
+
+
+def _commit(text: str, root: Path) -> str:
+    if text.startswith("-"):
+        raise UsageError(f"{text} names no commit")
+    try:
+        return _git(root, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}").decode().strip()
+    except UsageError as error:
+        raise UsageError(f"{text} is neither a release (vllm=={subjects.NEWEST}) nor a commit of {root}") from error
+
+
+def _files(commit: str, places: Sequence[str], root: Path) -> list[tuple[str, str]]:
+    names = _git(root, "ls-tree", "-r", "--name-only", commit, "--", *places).decode().splitlines()
+    return [
+        (name, _git(root, "show", f"{commit}:{name}").decode("utf-8", "replace"))
+        for name in names
+        if name.endswith(".py")
+    ]
+
+
+def _sentences(files: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The sentence of each entry of the catalogue, read off its source."""
+    found = {}
+    for _, text in files:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Invariant":
+                given: dict[str, Any] = {word.arg: word.value for word in node.keywords if word.arg}
+                given.update(zip(("id", "statement"), node.args, strict=False))
+                try:
+                    found[str(ast.literal_eval(given["id"]))] = str(ast.literal_eval(given["statement"]))
+                except (KeyError, ValueError):
+                    continue
+    return found
+
+
+def _status_at(commit: str, root: Path) -> Status:
+    try:
+        data = _git(root, "show", f"{commit}:{stored.FILE}")
+        return msgspec.json.decode(data, type=Status)
+    except (UsageError, ValueError):
+        return Status(1, {})
+
+
+# -- told --------------------------------------------------------------------------------------------------------------
+
+MOST_LINES = 60
+
+
+def as_text(made: Difference) -> str:
+    """The difference to be read in a terminal, most telling first."""
+    parts = [f"{made.before} → {made.after}"]
+    for verdict in made.verdicts:
+        parts.append(f"  {verdict.checker}: {verdict.id}: {verdict.before} → {verdict.after}")
+    parts += [f"  gone: {invariant} ({cause})" for invariant, cause in made.gone]
+    parts += [f"  new: {invariant} ({cause})" for invariant, cause in made.new]
+    for name, old, new in made.sentences:
+        parts.append(f"  {name}: {old or '(none)'} → {new or '(none)'}")
+    for module, found in made.sources.items():
+        parts.append(f"\n{module}: to be read again")
+        for change in found:
+            parts.append(f"  {change.how}: {change.name}  {change.place}")
+            lines = change.lines()
+            parts += [f"      {line}" for line in lines[:MOST_LINES]]
+            if len(lines) > MOST_LINES:
+                parts.append(f"      … {len(lines) - MOST_LINES} lines more")
+    parts += [f"not compared: {text}" for text in made.missing]
+    if len(parts) == 1:
+        parts.append("  nothing differs")
+    return "\n".join(parts) + "\n"
+
+
+__all__ = ["Difference", "Function", "Verdict", "as_text", "diff"]

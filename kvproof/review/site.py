@@ -1,0 +1,101 @@
+"""The pages of the site, written into a folder: plain HTML with a style sheet beside it, no scripts, no network."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kvproof.errors import UsageError
+from kvproof.review import content, machine
+from kvproof.review.diff import Difference
+from kvproof.review.grounds import MIRRORS
+from kvproof.review.status import RELEASES, Status
+from kvproof.revision import revision
+from kvproof.scenario_file import write_whole
+
+STYLE = "style.css"
+
+
+def build(out: Path, status: Status) -> dict[str, int]:
+    """Write the site into ``out``, which is made if need be. Returns what it holds, in numbers.
+
+    Raises :class:`UsageError` where it can't be written, and :class:`kvproof.errors.CheckerError` where something that
+    it must say is missing.
+    """
+    made = pages(status)
+    for name, text in made.items():
+        try:
+            write_whole(out / name, text)
+        except OSError as error:
+            raise UsageError(f"can't write {out / name}: {error.strerror or error}") from error
+    entries = content.entries(status)
+    stale = sum(line.stale for entry in entries for line in entry.lines)
+    return {"pages": len(made) - 1, "invariants": len(entries), "results": len(status.runs), "stale": stale}
+
+
+def pages(status: Status) -> dict[str, str]:
+    """Every file of the site by name."""
+    entries = content.entries(status)
+    families = content.families(entries)
+    arrows = machine.arrows()
+    common = {
+        "families": list(families),
+        "version": importlib.metadata.version("kvproof"),
+        "revision": revision()[:9],
+        "releases": RELEASES,
+    }
+
+    def page(template: str, title: str, **more: Any) -> str:
+        return _templates().get_template(template).render(title=title, **common, **more)
+
+    made = {
+        STYLE: _templates().get_template(STYLE).render(),
+        "index.html": page("index.html.jinja", "kvproof: the specification", by_family=families, status=status),
+        "rules.html": page("rules.html.jinja", "Rules", modules=content.rule_modules()),
+        "machine.html": page(
+            "machine.html.jinja", "The abstract machine", actions=machine.actions(), arrows=arrows,
+            diagram=Markup(machine.diagram(arrows)), mirrors=MIRRORS["machine"],
+        ),
+        "proofs.html": page("proofs.html.jinja", "Proofs", runs=content.claims(status), status=status),
+        "glossary.html": page("glossary.html.jinja", "Glossary", terms=content.glossary()),
+    }  # fmt: skip
+    for family, members in families.items():
+        made[f"{family.lower()}.html"] = page("family.html.jinja", family, family=family, entries=members)
+    return made
+
+
+def diff_page(made: Difference) -> str:
+    """What differs, as one file with everything in it."""
+    style = Markup(_templates().get_template(STYLE).render())
+    return _templates().get_template("diff.html.jinja").render(made=made, style=style)
+
+
+@functools.cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("kvproof.review", "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=lambda name: name is not None and name != STYLE,
+    )
+    environment.filters["cell"] = _cell
+    return environment
+
+
+def _cell(entry: content.Entry, checker: str) -> tuple[str, str]:
+    """What the overview says of one invariant and one checker: a mark, and its words for who points at it."""
+    lines = [line for line in entry.lines if line.checker == checker or line.checker.startswith(f"{checker}: ")]
+    if not lines:
+        return "none", "nothing to prove: no rule of its own"
+    for mark in ("broken", "open", "known", "holds"):
+        for line in lines:
+            if line.mark == mark:
+                return ("stale" if any(one.stale for one in lines) else mark), f"{line.verdict}: {line.words}"
+    return "none", f"{lines[0].verdict}: {lines[0].words}"

@@ -1,0 +1,337 @@
+"""The review: every invariant has every field, nothing is older than its rule, and no change is spurious."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvproof import cli
+from kvproof.errors import CheckerError, UsageError
+from kvproof.invariants.catalogue import CATALOGUE, by_id
+from kvproof.review import content, diff, digests, machine, site, sources, status
+from kvproof.review.examples import example
+from kvproof.review.grounds import GROUNDS
+from kvproof.review.status import CHECKS, Said, Status, Word
+from kvproof.spec.rules import chunk
+
+ROOT = Path(__file__).parents[1]
+STORED = status.stored_file()
+
+
+def said(name: str, *words: Word) -> Status:
+    return Status(1, {name: Said(name, f"kvproof {name}", "2026-01-01", "0" * 40, "kvproof: …", 1.0, list(words))})
+
+
+# -- what is stored ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_no_stored_result_is_missing_or_older_than_its_rule(check: status.Check) -> None:
+    """Where this fails a rule was changed: run ``kvproof spec refresh``."""
+    stored = status.load(STORED)
+    old = [w.id for w in stored.runs[check.name].words if w.digest and w.digest != status.current(w)]
+    assert not old
+    assert not stored.stale(check.name)
+
+
+def test_a_result_is_stale_once_its_rule_has_changed() -> None:
+    entry = by_id("SLOT.chunk-end")
+    now = digests.digest(entry.predicate)
+    fresh = said("fuzz 0.33.0", Word("invariant", entry.id, "fuzzed, holds", "pass", digest=now))
+    old = said("fuzz 0.33.0", Word("invariant", entry.id, "fuzzed, holds", "pass", digest="another"))
+    assert not fresh.stale("fuzz 0.33.0")
+    assert old.stale("fuzz 0.33.0")
+    assert fresh.stale("prove"), "what was never run"
+    (line,) = [one for one in content._lines(entry.id, old) if one.checker == "fuzz, vLLM 0.33.0"]
+    assert line.stale
+    assert "the rule has changed since" in site.pages(old)["slot.html"]
+
+
+def test_a_digest_covers_the_rules_that_are_asked_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {part.__qualname__ for part in digests.closure(by_id("SLOT.chunk-end").predicate)}
+    assert {"may_end_at", "may_end", "keeps_to_block", "Position"} <= asked
+    before = digests.digest(by_id("SLOT.chunk-end").predicate)
+    right = digests._meaning
+    monkeypatch.setattr(
+        digests,
+        "_meaning",
+        lambda part: right(part).replace("<=", "<") if part is chunk.keeps_to_block else right(part),
+    )
+    assert digests.digest(by_id("SLOT.chunk-end").predicate) != before
+    assert digests.meaning('def f():\n    """Says."""\n    return 1  # why\n') == digests.meaning("def f(): return 1")
+
+
+def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "status.json"
+    file.write_text("[1]")
+    with pytest.raises(UsageError, match="refresh makes it anew"):
+        status.load(file)
+    with pytest.raises(UsageError, match="no check is called 'nothing'"):
+        status.refresh(file, ["nothing"], False, print, lambda: None)
+
+
+def test_a_check_is_run_and_stored(tmp_path: Path) -> None:
+    file = tmp_path / "status.json"
+    check = status.Check("explore", ("explore", "tiny"))
+    made = status.run(check)
+    assert made.of("run", "scope tiny") is not None
+    word = made.of("invariant", "REF.references")
+    assert word is not None
+    assert word.digest == digests.digest(by_id("REF.references").predicate)
+    status.save(file, Status(1, {"explore": made}))
+    assert status.load(file).runs["explore"] == made
+    assert "scope tiny" in content._smallest("REF.references", status.load(file))
+    with pytest.raises(CheckerError, match="gave no result"):
+        status.run(status.Check("explore", ("explore", "no such scope")))
+
+
+# -- the site ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    counts = site.build(out, status.load(STORED))
+    assert counts["invariants"] == len(CATALOGUE)
+    return out
+
+
+def test_every_invariant_has_every_field(made: Path) -> None:
+    entries = content.entries(status.load(STORED))
+    assert [entry.id for entry in entries] == [entry.id for entry in CATALOGUE]
+    for entry in entries:
+        page = (made / f"{entry.id.partition('.')[0].lower()}.html").read_text(encoding="utf-8")
+        assert f'id="{entry.anchor}"' in page
+        for text in (entry.statement, entry.why):
+            assert text.replace("'", "&#39;").replace(">", "&gt;") in page
+        assert {line.checker for line in entry.lines} >= {"explore", "fuzz, reference engine", "fuzz, vLLM 0.33.0"}
+
+
+def test_a_field_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "_mutants", lambda *_: ())
+    with pytest.raises(CheckerError, match=r"has no mutants"):
+        content.entries(Status(1, {}))
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
+def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
+    shown = example(entry.id)  # type: ignore[attr-defined]
+    assert shown.sound.violation is None
+    assert shown.broken.violation is not None
+    assert shown.broken.violation.witness
+    assert shown.sound.strips
+
+
+def test_what_invariants_stand_on_is_claimed() -> None:
+    from kvproof.models.smt import CLAIMS
+
+    right = {claim.id for claim in CLAIMS if not claim.mutant_of}
+    named = {claim for claims in GROUNDS.values() for claim in claims}
+    assert named <= right
+    assert {claim for claim in right - named if not claim.startswith("RADIX.")} == set()
+    assert set(GROUNDS) <= {entry.id for entry in CATALOGUE}
+
+
+class Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hrefs: list[str] = []
+        self.ids: set[str] = set()
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "a":
+            self.hrefs.append(given.get("href") or "")
+        elif given.get("src") or (tag == "link" and not (given.get("href") or "").startswith(("data:", "style.css"))):
+            self.outside.append(tag)
+        if given.get("id"):
+            self.ids.add(str(given["id"]))
+
+
+def test_no_link_leads_nowhere_and_nothing_is_loaded(made: Path) -> None:
+    read = {}
+    for file in made.glob("*.html"):
+        read[file.name] = Links()
+        read[file.name].feed(file.read_text(encoding="utf-8"))
+    for name, page in read.items():
+        assert not page.outside
+        for href in page.hrefs:
+            if href.startswith("https://"):
+                continue
+            file, _, anchor = href.partition("#")
+            assert (file or name) in read, f"{name} links to {href}"
+            assert not anchor or anchor in read[file or name].ids, f"{name} links to {href}"
+
+
+def test_the_diagram_has_every_change_of_status_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = machine.arrows()
+    monkeypatch.setattr(machine, "STATES_LOOKED_AT", 2 * machine.STATES_LOOKED_AT)
+    assert machine.arrows() == first
+    drawn = machine.diagram(first)
+    assert drawn.count("<line") == len(first)
+    assert {arrow.before for arrow in first} | {arrow.after for arrow in first} == set(machine._PLACES)
+
+
+def test_every_action_says_what_it_does_and_when() -> None:
+    for action in machine.actions():
+        assert action.does.endswith(".")
+        assert action.guard
+        assert f"def {action.name}" in action.source
+
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize("name", ["index.html", "slot.html", "machine.html"])
+def test_a_browser_shows_a_page_without_complaint(made: Path, tmp_path: Path, name: str) -> None:
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+               f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--v=0", "--dump-dom"]  # fmt: skip
+    done = subprocess.run([str(BROWSER), *options, (made / name).as_uri()], capture_output=True, text=True, check=True)
+    assert "kvproof" in done.stdout
+    assert "CONSOLE" not in done.stderr
+
+
+# -- what changed ------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_decides_counts_as_a_change() -> None:
+    before = (
+        'class A:\n    def f(self, x: int) -> int:\n        """Says."""\n        return x + 1\n    def g(self): ...\n'
+    )
+    after = (
+        "class A:\n    def f(self, x: float):\n        # new words\n        logger.info('x')\n        return x + 1\n"
+        "    def h(self): ...\n"
+    )
+    old, new = (sources.functions([("a.py", text)]) for text in (before, after))
+    assert [(c.name, c.how) for c in sources.changes(old, new, ["A.f", "A.g", "A.h"])] == [
+        ("A.g", "gone"),
+        ("A.h", "new"),
+    ]
+    other = sources.functions([("a.py", before.replace("x + 1", "x + 2"))])
+    (change,) = sources.changes(old, other, ["A.f"])
+    assert change.place == "a.py:2"
+    assert [line for line in change.lines() if line[:1] in "+-"] == ["-    return x + 1", "+    return x + 2"]
+
+
+def test_verdicts_differ_where_one_holds_and_the_other_does_not() -> None:
+    def run(*words: tuple[str, str, str]) -> Said:
+        told = [Word("invariant", name, verdict, outcome) for name, verdict, outcome in words]
+        return Said("fuzz", "", "", "", "", 0, told)
+
+    before = run(("A", "fuzzed, holds", "pass"), ("B", "broken (known)", "info"), ("C", "fuzzed, holds", "pass"))
+    after = run(("A", "broken", "fail"), ("B", "broken (known)", "info"), ("C", "fuzzed, holds", "pass"))
+    assert [v.id for v in diff._verdicts("fuzz", [before, after])] == ["A"]
+
+
+def commit(folder: Path, text: str) -> None:
+    (folder / "spec" / "rules").mkdir(parents=True, exist_ok=True)
+    (folder / "invariants").mkdir(exist_ok=True)
+    (folder / "spec" / "rules" / "chunk.py").write_text(f"def split(case):\n    return {text}\n")
+    (folder / "invariants" / "slot.py").write_text(f'E = Invariant(id="SLOT.x", statement="It is {text}.", why="w")\n')
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", text], check=True)
+
+
+def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
+    commit(tmp_path, "one")
+    commit(tmp_path, "two")
+    made = diff.diff("HEAD~1", "HEAD", Status(1, {}), tmp_path, print)
+    assert [change.name for change in made.sources["rules"]] == ["split"]
+    assert made.sentences == [("SLOT.x", "It is one.", "It is two.")]
+    assert "+    return two" in diff.as_text(made)
+    assert "It is two." in site.diff_page(made)
+    assert "nothing differs" in diff.as_text(diff.Difference("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("pair", "text"),
+    [
+        (("vllm==0.30.0", "HEAD"), "can't be compared"),
+        (("HEAD", "no-such-commit"), "no-such-commit is neither a release"),
+        (("--help", "HEAD"), "names no commit"),
+    ],
+)
+def test_what_can_not_be_compared_is_said_in_a_line(pair: tuple[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        diff.diff(*pair, Status(1, {}), ROOT, print)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_the_admission_change_of_0_31_is_shown_and_nothing_else() -> None:
+    made = diff.diff("vllm==0.30.0", "vllm==0.31.0", status.load(STORED), ROOT, print)
+    changed = {change.name: change for found in made.sources.values() for change in found}
+    estimate = "\n".join(changed["MambaManager.get_num_blocks_to_allocate"].lines())
+    assert re.search(r"^\+ .*num_new_blocks = min\(", estimate, re.MULTILINE), "the cap is a cap from 0.31.0 on"
+    assert ("ADMIT.mamba-bound", "estimate-beyond-bound") in made.gone
+    told = {(verdict.checker, verdict.id): (verdict.before[:7], verdict.after[:7]) for verdict in made.verdicts}
+    assert told["prove --on", "MAMBA.estimate-bounded/checkpoint"] == ("refuted", "proved")
+    assert told["fuzz", "ADMIT.mamba-bound"][0].startswith("broken")
+    # Every function that is named says something else to Python, and no verdict is named on which both sides agree.
+    for change in changed.values():
+        assert any(line[:1] in "+-" for line in change.lines())
+    same = diff.diff("vllm==0.31.0", "vllm==0.31.0", status.load(STORED), ROOT, print)
+    assert same.counts() == {"sources": 0, "sentences": 0, "verdicts": 0, "gone": 0, "new": 0}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(cli.app, ["spec", "--out", str(tmp_path / "site")])
+    assert done.exit_code == 0, done.output
+    assert f"invariants={len(CATALOGUE)}" in done.output
+    assert (tmp_path / "site" / "index.html").exists()
+
+
+# -- the documents -----------------------------------------------------------------------------------------------------
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_documents_link_to_what_is_there(file: Path) -> None:
+    for href in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
+        if not href.startswith("https://"):
+            assert (file.parent / href).exists(), f"{file.name} links to {href}"
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_documents_name_commands_and_options_that_there_are(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    for line in re.findall(r"(?:^|\$ |`)kvproof ((?:[a-z]+)(?: [^`\n#]*)?)", text, re.MULTILINE):
+        words = line.split()
+        command = typer.main.get_command(cli.app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command.name != "kvproof", f"{file.name}: there is no kvproof {line}"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for word in words:
+            if word.startswith("--"):
+                assert word in known | {"--help"}, f"{file.name}: kvproof {command.name} has no {word}"
+
+
+def test_the_workflow_is_shell_that_parses_and_names_options_that_there_are() -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / "docs" / "kvproof.yml").read_text(encoding="utf-8"))
+    scripts = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run(["bash", "-n", "-c", script], check=True)
+    assert 'kvproof fuzz vllm@. --preset "$preset" --report reports' in scripts[1]
+    assert {str(preset) for preset in cli.PRESETS} == {"pull-request", "nightly"}
+    for preset in cli.PRESETS:
+        assert f"preset={preset}" in scripts[1]

@@ -1,0 +1,68 @@
+"""A search on a local Ray cluster finds what forked workers find, and losing a worker loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvproof import fuzzing, spread, subjects
+from kvproof.errors import UsageError
+from kvproof.models.stateful import campaign
+from kvproof.models.stateful.campaign import Campaign
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.release]
+
+SUBJECT = "vllm==0.30.0"
+STEPS = 120
+
+
+def on_ray(kill: bool = False) -> Campaign:
+    """A campaign on two Ray workers; with ``kill`` the first process that says it works is killed."""
+    subject = subjects.open_subject(subjects.parse(SUBJECT), print)
+    killed: list[int] = []
+
+    class Mailbox(spread._Mailbox):
+        def post(self, worker: int, kind: str, value: object) -> None:
+            if kind == "process" and kill and not os.path.exists(f"/tmp/kvproof-killed-{os.getppid()}"):
+                Path(f"/tmp/kvproof-killed-{os.getppid()}").touch()
+                threading.Timer(4.0, os.kill, (int(str(value)), signal.SIGKILL)).start()
+            super().post(worker, kind, value)
+
+    right, spread._Mailbox = spread._Mailbox, Mailbox  # type: ignore[misc]
+    try:
+        with spread.ray_workers("local", SUBJECT, 2, print) as workers:
+            found = campaign.run(subject, seed=3, steps=STEPS, workers=2, spread=workers)
+    finally:
+        spread._Mailbox = right  # type: ignore[misc]
+    assert not killed
+    return found
+
+
+def identities(found: Campaign) -> set[tuple[str, str]]:
+    return {finding.violation.identity for finding in found.findings}
+
+
+def test_ray_finds_what_forked_workers_find() -> None:
+    subject = subjects.open_subject(subjects.parse(SUBJECT), print)
+    here = campaign.run(subject, seed=3, steps=STEPS, workers=2)
+    there = on_ray()
+    assert there.errors == ()
+    assert identities(here)
+    assert {f.violation.identity: f.scenario for f in there.findings} == {
+        f.violation.identity: f.scenario for f in here.findings
+    }
+    assert (there.steps, there.examples) == (here.steps, here.examples)
+    killed = on_ray(kill=True)
+    assert killed.errors == ()
+    assert identities(killed) == identities(here)
+
+
+def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path) -> None:
+    options = fuzzing.Options(1, 100, None, 1, tmp_path, None, "127.0.0.1:1")
+    with pytest.raises(UsageError, match="no Ray cluster at 127"):
+        fuzzing.fuzz(subjects.parse("spec"), options, print)
