@@ -45,6 +45,8 @@ def sarif(report: Report) -> str:
 
 
 def _is_told(row: Row) -> bool:
+    if row.kind == "invariant" and row.outcome == "fail":
+        return False  # the finding itself is told
     refuted = row.kind == "proof" and row.verdict.startswith("refuted") and not row.belongs_to
     return row.outcome in _LEVELS or row.kind == "finding" or (refuted and row.outcome == "info")
 

@@ -31,6 +31,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     data = {**finding.to_dict(), "file": "kept/found.json"}
     report.rows = [
         Row("invariant", "REF.queue", "fuzzed, holds", "pass"),
+        Row("invariant", "REF.references", "broken", "fail"),
         Row("finding", "REF.references count-exceeds-holders", "new", "fail", VIOLATION.witness, data=data),
         Row("finding", "SLOT.key-content full-key-stale", "known", "info", "on record"),
         Row("invariant", "TAIL.one-hold", "undetermined", "undetermined", "never exercised"),
