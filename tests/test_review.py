@@ -278,7 +278,10 @@ def test_the_admission_change_of_0_31_is_shown_and_nothing_else() -> None:
     assert ("ADMIT.mamba-bound", "estimate-beyond-bound") in made.gone
     told = {(verdict.checker, verdict.id): (verdict.before[:7], verdict.after[:7]) for verdict in made.verdicts}
     assert told["prove --on", "MAMBA.estimate-bounded/checkpoint"] == ("refuted", "proved")
-    assert told["fuzz", "ADMIT.mamba-bound"][0].startswith("broken")
+    # What a search of 0.31.0 came across is not called gone, on record there or not.
+    shown = diff._shown(status.load(STORED).runs["fuzz 0.31.0"])
+    assert shown
+    assert not shown & set(made.gone)
     # Every function that is named says something else to Python, and no verdict is named on which both sides agree.
     for change in changed.values():
         assert any(line[:1] in "+-" for line in change.lines())

@@ -89,8 +89,16 @@ def _releases(before: subjects.Target, after: subjects.Target, status: Status, p
         ]
     records = findings.load()
     there, then = (findings.known_for(records, target.release).identities for target in (before, after))
-    made.gone, made.new = sorted(there - then), sorted(then - there)
+    seen = [_shown(status.runs.get(f"fuzz {target.release}")) for target in (before, after)]
+    made.gone, made.new = sorted(there - then - seen[1]), sorted(then - there - seen[0])
     return made
+
+
+def _shown(said: Said | None) -> frozenset[tuple[str, str]]:
+    """What a stored search came across, on record or not: what is not on record yet is not gone."""
+    words = said.words if said is not None else []
+    told = [word.id.split(" ", 1) for word in words if word.kind == "finding" and not word.verdict.startswith("gone")]
+    return frozenset((invariant, cause) for invariant, cause in told)
 
 
 def _tree(target: subjects.Target, progress: Progress) -> Path:
