@@ -31,7 +31,18 @@ from kvproof.models.explore.search import explore
 from kvproof.models.explore.shard import Shard
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "spec", "invariants", "models", "impl", "kvproof", "findings")
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "spec",
+    "invariants",
+    "models",
+    "impl",
+    "kvproof",
+    "findings",
+    "zoo",
+)
 COMPILED = (
     "spec/tracer", "spec/logic", "spec/radix", "spec/rules/blocks", "spec/rules/hits", "spec/rules/checkpoint",
     "spec/rules/chunk", "spec/machine/world", "spec/machine/pool", "spec/machine/lookup", "spec/machine/blocks",
