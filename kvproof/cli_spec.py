@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,14 +55,15 @@ def refresh_status(
 
     require_reports("spec", report_folder)
     report = Report("spec refresh")
+    done = Row("run", "", "done", "pass")
+    failed = Row("run", "", "failed", "error", "it gave no result")
     try:
-        done, failed = refresh(status or stored_file(), names or (), again, say, stop.check)
+        for name, fine in refresh(status or stored_file(), names or (), again, say, stop.check):
+            report.rows.append(replace(done if fine else failed, id=name))
     except KeyboardInterrupt:
         report.interrupted = True
-        done, failed = [], []
-    report.rows += [Row("run", name, "done", "pass") for name in done]
-    report.rows += [Row("run", name, "failed", "error", "it gave no result") for name in failed]
-    report.facts.update(run=len(done), failed=len(failed))
+    bad = sum(row.outcome == "error" for row in report.rows)
+    report.facts.update(run=len(report.rows) - bad, failed=bad)
     return finish_report(report, report_folder, show)
 
 

@@ -1,4 +1,4 @@
-"""The commit that results are of."""
+"""Where the sources are, and the commit that results are of."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import subprocess
 from pathlib import Path
 
 
+def folder_of(room: str) -> Path:
+    """The folder of ``spec``, ``invariants`` and so on, as it is imported."""
+    spec = importlib.util.find_spec(f"kvproof.{room}")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
 @functools.cache
 def revision() -> str:
     """The hash of the commit that is checked out; empty where kvproof is no checkout."""
-    spec = importlib.util.find_spec("kvproof.spec")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    root = Path(next(iter(spec.submodule_search_locations))).parent
+    root = folder_of("spec").parent
     if not (root / ".git").exists():
         return ""
     try:

@@ -51,7 +51,7 @@ def test_a_result_is_stale_once_its_rule_has_changed() -> None:
     assert fresh.stale("prove"), "what was never run"
     (line,) = [one for one in content._lines(entry.id, old) if one.checker == "fuzz, vLLM 0.33.0"]
     assert line.stale
-    assert "the rule has changed since" in site.pages(old)["slot.html"]
+    assert "the rule has changed since" in site.pages(content.entries(old), old)["slot.html"]
 
 
 def test_a_digest_covers_the_rules_that_are_asked_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="refresh makes it anew"):
         status.load(file)
     with pytest.raises(UsageError, match="no check is called 'nothing'"):
-        status.refresh(file, ["nothing"], False, print, lambda: None)
+        list(status.refresh(file, ["nothing"], False, print, lambda: None))
 
 
 def test_a_check_is_run_and_stored(tmp_path: Path) -> None:
@@ -298,6 +298,21 @@ def test_the_command_writes_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     assert f"invariants={len(CATALOGUE)}" in done.output
     assert (tmp_path / "site" / "index.html").exists()
+
+
+def test_an_interrupted_refresh_tells_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(check: status.Check) -> Said:
+        if check.name == "explore":
+            raise KeyboardInterrupt
+        return Said(check.name, check.command, "2026-01-01", "", "kvproof: …", 1.0, [])
+
+    monkeypatch.setattr(status, "run", run)
+    file = tmp_path / "status.json"
+    assert cli.run(["spec", "refresh", "prove", "explore", "--status", str(file)]) == 130
+    assert "run=1 failed=0" in capfd.readouterr().out
+    assert set(status.load(file).runs) == {"prove"}
 
 
 # -- the documents -----------------------------------------------------------------------------------------------------

@@ -21,15 +21,14 @@ SUBJECT = "vllm==0.30.0"
 STEPS = 120
 
 
-def on_ray(kill: bool = False) -> Campaign:
-    """A campaign on two Ray workers; with ``kill`` the first process that says it works is killed."""
+def on_ray(killed: Path | None = None) -> Campaign:
+    """A campaign on two Ray workers; with ``killed`` the first process that says it works is killed, once."""
     subject = subjects.open_subject(subjects.parse(SUBJECT), print)
-    killed: list[int] = []
 
     class Mailbox(spread._Mailbox):
         def post(self, worker: int, kind: str, value: object) -> None:
-            if kind == "process" and kill and not os.path.exists(f"/tmp/kvproof-killed-{os.getppid()}"):
-                Path(f"/tmp/kvproof-killed-{os.getppid()}").touch()
+            if kind == "process" and killed is not None and not killed.exists():
+                killed.touch()
                 threading.Timer(4.0, os.kill, (int(str(value)), signal.SIGKILL)).start()
             super().post(worker, kind, value)
 
@@ -39,7 +38,6 @@ def on_ray(kill: bool = False) -> Campaign:
             found = campaign.run(subject, seed=3, steps=STEPS, workers=2, spread=workers)
     finally:
         spread._Mailbox = right  # type: ignore[misc]
-    assert not killed
     return found
 
 
@@ -47,7 +45,7 @@ def identities(found: Campaign) -> set[tuple[str, str]]:
     return {finding.violation.identity for finding in found.findings}
 
 
-def test_ray_finds_what_forked_workers_find() -> None:
+def test_ray_finds_what_forked_workers_find(tmp_path: Path) -> None:
     subject = subjects.open_subject(subjects.parse(SUBJECT), print)
     here = campaign.run(subject, seed=3, steps=STEPS, workers=2)
     there = on_ray()
@@ -57,7 +55,8 @@ def test_ray_finds_what_forked_workers_find() -> None:
         f.violation.identity: f.scenario for f in here.findings
     }
     assert (there.steps, there.examples) == (here.steps, here.examples)
-    killed = on_ray(kill=True)
+    killed = on_ray(killed=tmp_path / "killed")
+    assert (tmp_path / "killed").exists()
     assert killed.errors == ()
     assert identities(killed) == identities(here)
 

@@ -87,7 +87,8 @@ class RuleModule:
 
 def entries(status: Status) -> list[Entry]:
     """Every invariant, in the order of the catalogue. Raises :class:`CheckerError` naming a field that is missing."""
-    made = [_entry(invariant, status) for invariant in CATALOGUE]
+    records = findings.load()
+    made = [_entry(invariant, status, records) for invariant in CATALOGUE]
     for entry in made:
         for name in ("statement", "why", "provenance", "scope", "events", "source", "mutants", "smallest", "lines"):
             if not getattr(entry, name):
@@ -99,7 +100,7 @@ def families(made: Sequence[Entry]) -> dict[str, list[Entry]]:
     return {family: [entry for entry in made if entry.id.startswith(f"{family}.")] for family in FAMILIES}
 
 
-def _entry(invariant: Invariant, status: Status) -> Entry:
+def _entry(invariant: Invariant, status: Status, records: Sequence[findings.Record]) -> Entry:
     shown = example(invariant.id)
     return Entry(
         id=invariant.id,
@@ -115,7 +116,7 @@ def _entry(invariant: Invariant, status: Status) -> Entry:
         mutants=_mutants(invariant.id, shown, status),
         smallest=_smallest(invariant.id, status),
         lines=tuple(_lines(invariant.id, status)),
-        records=tuple(_records(invariant.id)),
+        records=tuple(_records(invariant.id, records)),
     )
 
 
@@ -216,11 +217,11 @@ def _smallest(name: str, status: Status) -> str:
     return f"{least.id}: {least.data['states']} states, judged {least.data['exercised'][name]} times"
 
 
-def _records(name: str) -> list[Record]:
+def _records(name: str, records: Sequence[findings.Record]) -> list[Record]:
     return [
         Record(one.cause, ", ".join([one.releases] if isinstance(one.releases, str) else one.releases), one.status,
                one.reference, one.reasoning)
-        for one in findings.load() if one.invariant == name
+        for one in records if one.invariant == name
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,19 @@ def build(out: Path, status: Status) -> dict[str, int]:
     Raises :class:`UsageError` where it can't be written, and :class:`kvproof.errors.CheckerError` where something that
     it must say is missing.
     """
-    made = pages(status)
+    entries = content.entries(status)
+    made = pages(entries, status)
     for name, text in made.items():
         try:
             write_whole(out / name, text)
         except OSError as error:
             raise UsageError(f"can't write {out / name}: {error.strerror or error}") from error
-    entries = content.entries(status)
     stale = sum(line.stale for entry in entries for line in entry.lines)
     return {"pages": len(made) - 1, "invariants": len(entries), "results": len(status.runs), "stale": stale}
 
 
-def pages(status: Status) -> dict[str, str]:
+def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:
     """Every file of the site by name."""
-    entries = content.entries(status)
     families = content.families(entries)
     arrows = machine.arrows()
     common = {

@@ -142,9 +142,9 @@ def _functions(claim: Any) -> Iterator[Any]:
 
 def refresh(
     file: Path, names: Sequence[str], again: bool, progress: Callable[[str], None], stop: Callable[[], None]
-) -> tuple[list[str], list[str]]:
+) -> Iterator[tuple[str, bool]]:
     """Run the checks ``names`` (all if none) that are stale, or all of them ``again``, and store what they say, each as
-    soon as it is known. Returns which were run, and which failed.
+    soon as it is known. Yields each that was run, and whether it gave a result.
 
     Raises :class:`UsageError` for a name that no check has, or a file that can't be written.
     """
@@ -152,7 +152,7 @@ def refresh(
     if unknown:
         known = ", ".join(repr(check.name) for check in CHECKS)
         raise UsageError(f"no check is called {min(unknown)!r}: there are {known}")
-    status, done, failed = load(file), [], []
+    status = load(file)
     for check in CHECKS:
         if (names and check.name not in names) or not (again or status.stale(check.name)):
             continue
@@ -162,12 +162,11 @@ def refresh(
             status.runs[check.name] = said = run(check)
         except CheckerError as error:
             progress(str(error))
-            failed.append(check.name)
+            yield check.name, False
             continue
-        done.append(check.name)
         progress(said.line)
         save(file, status)
-    return done, failed
+        yield check.name, True
 
 
 def save(file: Path, status: Status) -> None:

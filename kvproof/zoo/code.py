@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
-from pathlib import Path
 
 from kvproof.errors import UsageError
+from kvproof.revision import folder_of
 
 ROOMS = ("spec", "invariants", "models", "impl")
 """The rooms in which there is what searches and judges."""
@@ -18,7 +17,7 @@ def code_hash() -> str:
     """A hash of all sources of :data:`ROOMS`."""
     digest = hashlib.sha256()
     for room in ROOMS:
-        folder = _folder(room)
+        folder = folder_of(room)
         for file in sorted(folder.rglob("*.py")):
             digest.update(f"{room}/{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
@@ -29,10 +28,3 @@ def seed_of(commit: str, index: int) -> int:
     if not commit:
         raise UsageError("seeds are derived from the commit, and this is no git checkout: name one with --commit")
     return int.from_bytes(hashlib.sha256(f"{commit}/{index}".encode()).digest()[:4], "big")
-
-
-def _folder(room: str) -> Path:
-    spec = importlib.util.find_spec(f"kvproof.{room}")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(next(iter(spec.submodule_search_locations)))
