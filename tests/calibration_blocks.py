@@ -11,7 +11,8 @@ from calibration_found import Tags, Tally, difference, no_one, nothing
 from calibration_moves import Life, Step, scheduler_output
 from calibration_worker import Member, Memory, Release, load
 
-from kvproof.impl.vllm.device import Device, Sampled
+from kvproof.impl.vllm.device import Device
+from kvproof.impl.vllm.rows import Sampled
 from kvproof.impl.vllm.subject import checkpoint_rule
 from kvproof.spec.config import Config, Group
 from kvproof.spec.tracer import EMPTY, State, states_of

@@ -15,7 +15,8 @@ from typing import Any
 from calibration_found import Tags, Tally, difference, no_one, nothing
 from calibration_worker import MAX_TOKENS, Member, Memory, Release
 
-from kvproof.impl.vllm.device import Device, Sampled
+from kvproof.impl.vllm.device import Device
+from kvproof.impl.vllm.rows import Sampled
 from kvproof.spec.config import Config, Group
 from kvproof.spec.tracer import State, states_of
 from kvproof.spec.view import NULL, MambaContent

@@ -235,11 +235,11 @@ def test_every_process_tells_alike_what_a_file_is_of() -> None:
 
 
 def test_a_file_that_other_code_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, folder = tmp_path / "somewhere", tmp_path / "somewhere/inside"
-    folder.mkdir(parents=True)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
     (folder / "a.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(saved, "DECIDING", (package.name,))
+    monkeypatch.setattr(saved, "DECIDING", ("elsewhere.a",))
     monkeypatch.setattr(saved, "code", saved.code.__wrapped__)
     explore(SMALL, save=tmp_path / "x")
     assert explore(SMALL, save=tmp_path / "x").complete

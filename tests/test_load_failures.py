@@ -83,6 +83,24 @@ PLAYS["shared"] = Scenario(
 )
 
 
+SHORT = Config(
+    groups=(Group("full", 2),), num_blocks=12, hash_unit=2, step_tokens=16, max_running=4, connector="sync",
+    async_scheduling=True,
+)  # fmt: skip
+
+
+def in_flight(length: int, out: int, **config: object) -> Scenario:
+    """A synchronous load fails, and the next step is on its way when the scheduler hears of it."""
+    first = Action("submit", "r1", length=length, max_tokens=out, external=4, missing=1)
+    return Scenario(replace(SHORT, **config), (first, Action("step", times=12)))  # type: ignore[arg-type]
+
+
+PLAYS["a chunk in flight"] = in_flight(16, 1, step_tokens=4)
+PLAYS["an answer in flight"] = in_flight(5, 4)
+PLAYS["an answer in flight, fails"] = in_flight(5, 4, load_failure="fail")
+PLAYS["nothing in flight"] = in_flight(5, 1)
+
+
 def seen(release: str, name: str) -> Seen:
     return play(release, PLAYS)[name]
 
@@ -130,6 +148,27 @@ def test_who_shares_what_a_load_failed_to_bring_runs_again(release: str) -> None
     shows_nothing(found)
     assert found.text.count("r4 [8, 9)") == 2, found.text
     assert found.judged["SLOT.attention-read"]
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.30.0", "0.33.0"])
+def test_a_row_in_flight_counts_where_its_answer_is_taken(release: str) -> None:
+    """The scheduler goes back to what came, so that a chunk on its way is computed again; but a token that is sampled
+    on its way is taken, although nothing was there to sample it from."""
+    found = seen(release, "an answer in flight")
+    assert ("SLOT.attention-read", "attention-missing") in found.broken, found.text
+    found = seen(release, "an answer in flight, fails")
+    shows_nothing(found)
+    assert "r1 [4, 5)" in found.text, found.text
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.30.0", "0.33.0"])
+def test_a_token_that_the_scheduler_waits_for_in_vain_is_no_crash_of_ours(release: str) -> None:
+    """What was sampled on a load that failed is thrown away, but the scheduler goes on counting it."""
+    beyond = ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-tokens-than-there-are")
+    assert beyond in seen(release, "nothing in flight").broken
+    found = seen(release, "a chunk in flight")
+    assert "r1 [8, 12)" in found.text, found.text
+    shows_nothing(found)
 
 
 @pytest.mark.parametrize("release", ["0.30.0", "0.33.0"])

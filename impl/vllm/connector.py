@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.impl.vllm.device import Load
+from kvproof.impl.vllm.rows import Load
 from kvproof.spec.config import Config
 from kvproof.spec.tracer import State
 

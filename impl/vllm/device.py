@@ -20,108 +20,18 @@ columns) and the convolution buffer (in the first column only, where a shift sel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from kvproof.impl.vllm.rows import Load, Row, Sampled, WorkerRequest, forget, rows_of, spoil
 from kvproof.spec.config import Config
 from kvproof.spec.events import Forward, Read, Write
-from kvproof.spec.tracer import State, advance
+from kvproof.spec.tracer import State
 from kvproof.spec.view import NULL, MambaContent
 
 CheckpointRule = Callable[[int, int], tuple[int, int]]
 """(sequence length, query length) to (exported position or 0, column)."""
-
-
-@dataclass
-class WorkerRequest:
-    """What the worker keeps of a request. ``state_column`` is ``None`` until its first forward after (re)admission."""
-
-    name: str
-    tables: list[list[int]]
-    computed: int
-    prefill: int
-    """Tokens known when the request was (re)admitted: up to there its rows are prefill rows."""
-    state_column: int | None = None
-    accepted: int = 1
-    done: int = 0
-    """How many of its tokens' states and keys are on the device: less than ``computed`` where rows were left out."""
-    fresh: bool = True
-    """Whether it has not run since it was (re)admitted: what it reads then was written for others."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """An external load: ``request``'s tokens ``[start, end)`` arrive in ``tables`` (one table per group).
-
-    Of them the last ``lost`` never come, and a recurrent state comes with the last token or not at all.
-    """
-
-    request: str
-    start: int
-    end: int
-    tables: tuple[tuple[int, ...], ...]
-    states: Sequence[State]
-    lost: int = 0
-
-    @property
-    def received(self) -> int:
-        return self.end - self.lost
-
-    def partly(self, config: Config) -> list[int]:
-        """The attention blocks that it fills in part only, because it ends in their midst."""
-        blocks: list[int] = []
-        for spec, table in zip(config.groups, self.tables, strict=True):
-            if spec.kind != "mamba" and self.end % spec.block_size:
-                blocks += table[self.end // spec.block_size : self.end // spec.block_size + 1]
-        return [block for block in blocks if block != NULL]
-
-    def targets(self, config: Config, start: int | None = None) -> list[int]:
-        """The blocks that it writes to, or (from the position ``start`` on) would have written to."""
-        first = self.start if start is None else start
-        blocks: list[int] = []
-        for spec, table in zip(config.groups, self.tables, strict=True):
-            size = spec.block_size
-            slots = range(first // size, -(-self.end // size))
-            blocks += table[slots.stop - 1 : slots.stop] if spec.kind == "mamba" else table[slots.start : slots.stop]
-        return [block for block in blocks if block != NULL]
-
-
-@dataclass
-class Sampled:
-    """What the model answers for one request: the tokens it emits, and how many drafts it accepted on the way."""
-
-    tokens: list[int]
-    accepted_drafts: int
-
-
-@dataclass
-class _Row:
-    """One request's part of the step that is being executed."""
-
-    worker: WorkerRequest
-    start: int
-    tokens: int
-    drafts: list[int]
-    states: Sequence[State]
-    """The request's known prefixes: ``states[n]`` after n tokens, up to the known part of this step."""
-    draft_states: list[State]
-    column: int = -1
-    sampled: Sampled | None = None
-    spoiled: bool = False
-    """Whether it starts from tokens that a load of this very step failed to bring: what it computes is worth nothing,
-    and whoever was told of the failure throws it away."""
-
-    @property
-    def known_end(self) -> int:
-        return self.start + self.tokens - len(self.drafts)
-
-    def state(self, position: int) -> State | None:
-        """The prefix after ``position`` tokens, drafts included, as far as the row can make it."""
-        if self.spoiled:
-            return None
-        over = position - self.known_end
-        return self.states[position] if over <= 0 else self.draft_states[over - 1]
 
 
 def _judged(
@@ -152,6 +62,8 @@ class Device:
         self.workers: dict[str, WorkerRequest] = {}
         self.spoiled: set[str] = set()
         """The requests whose rows of the last step are worth nothing, since a load failed."""
+        self.failed: set[str] = set()
+        """Those of them that start from what a load of that step itself did not bring."""
         self.propose: Callable[[Sequence[State], int], list[int]] | None = None
         """Where steps overlap, the worker does not hear back what was sampled and drafted: it has that itself. This
         drafts so many tokens after a prefix.
@@ -172,6 +84,7 @@ class Device:
         foreign_keys: Callable[[int], Sequence[State]],
         only: Collection[str] | None = None,
         before_forward: Callable[[], None] | None = None,
+        void: Mapping[str, bool] = MappingProxyType({}),
     ) -> tuple[dict[str, Sampled], list[Forward]]:
         """Run one scheduler output. Returns what was sampled and what was read and written, per request.
 
@@ -181,18 +94,22 @@ class Device:
 
         ``sampler(request, end, drafts, is_sampling)`` is the model. ``owners(block, writer)`` and
         ``foreign_keys(block)`` let the writes be judged: whose tables hold the block, and which of its keys its content
-        no longer matches. ``before_forward`` is called when copies and states have been moved.
+        no longer matches. ``before_forward`` is called when copies and states have been moved. ``void`` names rows that
+        were on their way when the scheduler heard of a failed load (see :func:`~kvproof.impl.vllm.rows.spoil`).
+        Raises :class:`~kvproof.impl.vllm.rows.Malformed`.
         """
-        self._forget(output)
+        forget(self.workers, output)
         for block in output.new_block_ids_to_zero or ():
             if block in self.attention:
                 self.attention[block] = [None] * len(self.attention[block])
             self.dirty.add(block)
         self._copy(getattr(output, "kv_cache_block_copies", None) or ())
-        rows = self._rows(output, states_of, only)
+        rows = rows_of(output, self.workers, states_of, only, self.propose, self.catch_up)
         for load in loads:
             self.load(load)
-        self._spoil(rows, loads)
+        spoil(rows, loads, self.config, void)
+        self.spoiled = {row.worker.name for row in rows if row.spoiled}
+        self.failed = {row.worker.name for row in rows if row.failed}
         for row in rows:
             self._move_state(row)
         if before_forward is not None:
@@ -234,7 +151,7 @@ class Device:
         worker = self.workers[name]
         if worker.done >= end:
             return
-        row = _Row(worker, worker.done, end - worker.done, [], states, [])
+        row = Row(worker, worker.done, end - worker.done, [], states, [])
         worker.accepted = 1
         self._move_state(row)
         self._write_attention(row)
@@ -256,71 +173,6 @@ class Device:
                 first, last = max(load.start, slot * size), min(load.received, (slot + 1) * size)
                 content = self._attention(table[slot], size)
                 content[first - slot * size : last - slot * size] = load.states[first + 1 : last + 1]
-
-    def _spoil(self, rows: Sequence[_Row], loads: Sequence[Load]) -> None:
-        """Mark the rows that start from what a load of this step failed to bring: its own, and those of requests that
-        share the blocks it was to fill."""
-        lost = {block for load in loads if load.lost for block in load.targets(self.config, load.received)}
-        for row in rows if lost else ():
-            before = (
-                table[: -(-row.start // group.block_size)]
-                for table, group in zip(row.worker.tables, self.config.groups, strict=True)
-            )
-            row.spoiled = any(not lost.isdisjoint(blocks) for blocks in before)
-        self.spoiled = {row.worker.name for row in rows if row.spoiled}
-
-    # -- bookkeeping --------------------------------------------------------------------------------------------------
-
-    def _forget(self, output: Any) -> None:
-        for name in output.finished_req_ids:
-            self.workers.pop(name, None)
-        for name in output.preempted_req_ids or ():
-            if name in self.workers:
-                self.workers[name].state_column = None
-
-    def _rows(
-        self, output: Any, states_of: Callable[[str], Sequence[State]], only: Collection[str] | None
-    ) -> list[_Row]:
-        for new in output.scheduled_new_reqs:
-            known, computed = len(states_of(new.req_id)) - 1, new.num_computed_tokens
-            self.workers[new.req_id] = WorkerRequest(
-                new.req_id, [list(ids) for ids in new.block_ids], computed, known, done=computed
-            )
-        cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
-        names: Iterable[str] = scheduled if only is None else [name for name in scheduled if name in only]
-        places = enumerate(cached.req_ids)
-        for i, name in places if only is None else [place for place in places if place[1] in only]:
-            worker, fresh = self.workers[name], cached.new_block_ids[i]
-            worker.computed = cached.num_computed_tokens[i]
-            if self.propose is not None:
-                # A scheduler that runs ahead counts drafts that were not accepted; it is behind where a load failed.
-                worker.computed = worker.done = min(worker.computed, worker.done)
-            if name in cached.resumed_req_ids:
-                worker.tables = [list(ids) for ids in fresh]
-                worker.state_column, worker.accepted = None, 1
-                worker.prefill = len(states_of(name)) - 1
-                worker.computed = worker.done = cached.num_computed_tokens[i]
-                worker.fresh = True
-            elif fresh is not None:
-                for table, ids in zip(worker.tables, fresh, strict=True):
-                    table.extend(ids)
-            if only is not None:
-                self.catch_up(name, worker.computed, states_of(name))
-        rows = []
-        for name in names:
-            tokens = scheduled[name]
-            drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
-            states = states_of(name)
-            worker = self.workers[name]
-            if drafts and self.propose is not None and not worker.fresh:
-                drafts = self.propose(states, len(drafts))
-            row = _Row(worker, worker.computed, tokens, drafts, states, [])
-            state = states[row.known_end]
-            for token in drafts:
-                state = advance(state, token)
-                row.draft_states.append(state)
-            rows.append(row)
-        return rows
 
     def _copy(self, copies: Sequence[Any]) -> None:
         pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
@@ -344,7 +196,7 @@ class Device:
             content = self.attention[block] = [None] * size
         return content
 
-    def _write_attention(self, row: _Row) -> None:
+    def _write_attention(self, row: Row) -> None:
         for group in self._attention_groups:
             size, table = self.config.groups[group].block_size, row.worker.tables[group]
             for slot in range(row.start // size, -(-(row.start + row.tokens) // size)):
@@ -358,7 +210,7 @@ class Device:
                     else [row.state(p + 1) for p in range(first, last)]
                 )
 
-    def _attention_blocks(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
+    def _attention_blocks(self, row: Row) -> list[tuple[int, int, int, State | None]]:
         written: list[tuple[int, int, int, State | None]] = []
         for group in self._attention_groups:
             size, table = self.config.groups[group].block_size, row.worker.tables[group]
@@ -374,11 +226,11 @@ class Device:
         self.mamba[block] = MambaContent(temporal, window)
         self.dirty.add(block)
 
-    def _block(self, row: _Row, group: int, column: int) -> int:
+    def _block(self, row: Row, group: int, column: int) -> int:
         table = row.worker.tables[group]
         return table[column] if 0 <= column < len(table) else -1
 
-    def _content(self, row: _Row, group: int, column: int, shift: int) -> tuple[State | None, State | None]:
+    def _content(self, row: Row, group: int, column: int, shift: int) -> tuple[State | None, State | None]:
         """The temporal state ``shift`` columns on, and the convolution window ``shift`` tokens on."""
         temporal = self.mamba.get(self._block(row, group, column + shift))
         window = self.mamba.get(self._block(row, group, column))
@@ -394,7 +246,7 @@ class Device:
         kept = self.mamba[target].window[rows:] if target in self.mamba else ()
         return (*moved, *(None,) * (rows - len(moved)), *kept) if kept else moved
 
-    def _move_state(self, row: _Row) -> None:
+    def _move_state(self, row: Row) -> None:
         if not self._mamba_groups:
             return
         size, worker = self.config.mamba_block, row.worker
@@ -410,7 +262,7 @@ class Device:
                 self._set_mamba(target, temporal, self._shifted(self._block(row, group, before), target, shift))
         worker.accepted = 1
 
-    def _reads(self, row: _Row, attention: bool) -> list[Read]:
+    def _reads(self, row: Row, attention: bool) -> list[Read]:
         reads = []
         for group in self._mamba_groups:
             if row.start == 0:
@@ -425,7 +277,7 @@ class Device:
             reads += [self._attention_read(row, group) for group in self._attention_groups]
         return reads
 
-    def _attention_read(self, row: _Row, group: int) -> Read:
+    def _attention_read(self, row: Row, group: int) -> Read:
         spec, table = self.config.groups[group], row.worker.tables[group]
         size, end = spec.block_size, row.start
         first = spec.first_read(row.start)
@@ -445,7 +297,7 @@ class Device:
                     )
         return Read(row.worker.name, group, False, end, row.states[end], row.states[end], None, -1, -1, True)
 
-    def _write_mamba(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
+    def _write_mamba(self, row: Row) -> list[tuple[int, int, int, State | None]]:
         written: list[tuple[int, int, int, State | None]] = []
         end, rows = row.start + row.tokens, len(row.drafts) + 1
         states = [row.state(end - rows + 1 + i) for i in range(rows)]
@@ -467,13 +319,13 @@ class Device:
                     self._set_mamba(block, state, kept.window if kept is not None else ())
         return written
 
-    def _checkpoint(self, row: _Row, end: int) -> tuple[int, int]:
+    def _checkpoint(self, row: Row, end: int) -> tuple[int, int]:
         """The position that the kernel exports inside this chunk and its column, or (0, −1)."""
         if self.checkpoint_rule is None or row.start >= row.worker.prefill or row.drafts:
             return 0, -1
         return self.checkpoint_rule(end, row.tokens)
 
-    def _after_sampling(self, row: _Row) -> list[tuple[int, int, int, State | None]]:
+    def _after_sampling(self, row: Row) -> list[tuple[int, int, int, State | None]]:
         """Record how much was accepted, and save the state at a boundary that acceptance crossed inside the step."""
         assert row.sampled is not None
         worker = row.worker

@@ -17,7 +17,7 @@ from kvproof.impl.vllm.cacheview import CacheView, RequestLog
 from kvproof.impl.vllm.configuration import draft_token_ids, make_request, make_scheduler, model_output
 from kvproof.impl.vllm.connector import Flight
 from kvproof.impl.vllm.counted import counted
-from kvproof.impl.vllm.device import CheckpointRule, Device, Load, Sampled
+from kvproof.impl.vllm.device import CheckpointRule, Device
 from kvproof.impl.vllm.drift import load
 from kvproof.impl.vllm.frames import innermost
 from kvproof.impl.vllm.images import features, give_encoder, placed
@@ -26,6 +26,7 @@ from kvproof.impl.vllm.offload import Offload, connector_class
 from kvproof.impl.vllm.offloads_watch import HandOver
 from kvproof.impl.vllm.progress import STALL_AFTER, Progress, waiting_queues, watch_preemptions
 from kvproof.impl.vllm.requests import key_lookahead
+from kvproof.impl.vllm.rows import Load, Malformed, Sampled
 from kvproof.impl.vllm.startup import LoneRequest
 from kvproof.impl.vllm.watch import Watch
 from kvproof.spec.config import Config
@@ -63,8 +64,10 @@ class Batch:
     flights: list[Flight] = field(default_factory=list)
     admissions: dict[str, int] = field(default_factory=dict)
     offered: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """Where steps overlap: the asynchronous loads that go with it, how often its requests had been admitted, and what
-    it hands over to the connector."""
+    void: dict[str, bool] = field(default_factory=dict)
+    """Where steps overlap: the asynchronous loads that go with it, how often its requests had been admitted, what it
+    hands over to the connector, and which rows the scheduler has taken back since, for a load failed (see
+    :func:`~kvproof.impl.vllm.rows.spoil`)."""
 
 
 class Driver:
@@ -183,10 +186,7 @@ class Driver:
         try:
             return self._apply(action)
         except Exception as error:
-            if self._raised is not None:
-                self.dead = True
-                raise self._raised from None
-            self._crash(error)
+            self._ended(error)
             return True
 
     def _apply(self, action: Action) -> bool:
@@ -231,24 +231,18 @@ class Driver:
 
     def _step(self, accept: Sequence[int]) -> None:
         self.steps += 1
-        batch = self._launch(accept)
-        if batch is not None:
-            self._complete(batch)
+        self._complete(self._launch(accept))
 
     @property
     def _at_rest(self) -> bool:
         """Whether a step would have nothing to do."""
         return not self.scheduler.has_requests()
 
-    def _launch(self, accept: Sequence[int]) -> Batch | None:
-        """Schedule one step. ``None``: no worker could run it."""
+    def _launch(self, accept: Sequence[int]) -> Batch:
+        """Schedule one step. Raises :class:`Malformed`."""
         self._view.schedule_starts()
         output = self.scheduler.schedule()
-        malformed = _malformed(output)
-        if malformed:
-            self.dead = True
-            self._emit(Crash("vllm.v1.core.sched.scheduler:schedule", f"MalformedOutput: {malformed}", ""))
-            return None
+        _require_rows(output)
         return Batch(output, tuple(accept), self._view.owners(), self.store.due_now())
 
     def _complete(self, batch: Batch) -> None:
@@ -286,6 +280,7 @@ class Driver:
             lambda block, writer: self._view.sharers(block, writer, owners),
             self._spoils,
             before_forward=None if self.offload is None else self.offload.runner(output),
+            void=batch.void,
         )
         arrived = self.store.arrived()
         self._land(arrived)
@@ -432,28 +427,31 @@ class Driver:
                 self._emit(announced)
             self._emit(Drained())
         except Exception as error:
-            if self._raised is not None:
-                self.dead = True
-                raise self._raised from None
-            self._crash(error)
+            self._ended(error)
 
-    def _crash(self, error: Exception) -> None:
+    def _ended(self, error: Exception) -> None:
+        """Nothing more can come of this engine: whoever watches stopped it, it raised, or its step can't be run."""
         self.dead = True
-        location, line = innermost(error.__traceback__)
-        text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+        if self._raised is not None:
+            raise self._raised from None
+        if isinstance(error, Malformed):
+            crash = Crash("vllm.v1.core.sched.scheduler:schedule", f"MalformedOutput: {error}", "")
+        else:
+            location, line = innermost(error.__traceback__)
+            crash = Crash(location, " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": "), line)
         try:
-            self._emit(Crash(location, text, line))
+            self._emit(crash)
         except BaseException:
             assert self._raised is not None
             raise self._raised from None
 
 
-def _malformed(output: Any) -> str:
-    """Why no worker could run this step: the rows of a request are one token and its drafts, or tokens alone."""
+def _require_rows(output: Any) -> None:
+    """Raise :class:`Malformed` where no worker could run this step: the rows of a request are one token and its drafts,
+    or tokens alone."""
     for name, tokens in output.num_scheduled_tokens.items():
         drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
         if tokens < 1:
-            return f"fewer tokens than one ({tokens})"
+            raise Malformed(f"fewer tokens than one ({tokens})")
         if tokens <= drafts:
-            return f"more drafts than tokens ({drafts}, {tokens})"
-    return ""
+            raise Malformed(f"more drafts than tokens ({drafts}, {tokens})")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from kvproof.impl.vllm.device import CheckpointRule, Load
+from kvproof.impl.vllm.device import CheckpointRule
 from kvproof.impl.vllm.driver import Batch, Driver, propose
+from kvproof.impl.vllm.rows import Load
 from kvproof.spec.config import Config
 from kvproof.spec.subject import Observer
 from kvproof.spec.tracer import State, advance
@@ -34,8 +35,6 @@ class OverlappedDriver(Driver):
         self.steps += 1
         if self.scheduler.has_requests():
             batch = self._launch(accept)
-            if batch is None:
-                return
             self._queue.append(batch)
             more = batch.output.total_num_scheduled_tokens > 0 or self.scheduler.has_requests()
             if len(self._queue) < IN_FLIGHT and more:
@@ -47,10 +46,8 @@ class OverlappedDriver(Driver):
     def _at_rest(self) -> bool:
         return not self._queue and super()._at_rest
 
-    def _launch(self, accept: Sequence[int]) -> Batch | None:
+    def _launch(self, accept: Sequence[int]) -> Batch:
         batch = super()._launch(accept)
-        if batch is None:
-            return None
         for flight in self.store.asked:
             self.device.load(flight.load)
         batch.flights, self.store.asked = self.store.asked, []
@@ -78,6 +75,17 @@ class OverlappedDriver(Driver):
         if self.hand_over is not None:
             self.hand_over.offered = batch.offered
         super()._complete(batch)
+        self._take_back(batch)
+
+    def _take_back(self, batch: Batch) -> None:
+        """The scheduler has heard that loads failed: it does not take what those rows sampled, and computes again what
+        came of them, the rows that are on their way included."""
+        for name in self.device.failed:
+            launched = [later for later in self._queue if later.admissions.get(name) == batch.admissions[name]]
+            for later in launched:
+                later.void[name] = name not in self.scheduler.requests
+            if not launched and batch.admissions[name] == self._admissions[name]:
+                self._cut(name)
 
     def _land(self, arrived: Sequence[Load]) -> None:
         """They were there at once: nothing orders a transfer against the steps in flight."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kvproof.errors import UsageError
-from kvproof.impl.vllm.device import Sampled
 from kvproof.impl.vllm.live.blockhistory import first_wrong
+from kvproof.impl.vllm.rows import Sampled
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.invariants.invariant import Invariant
 from kvproof.invariants.monitor import Monitor, RunSpoiled

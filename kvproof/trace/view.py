@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from kvproof.impl.vllm.device import Device, WorkerRequest
+from kvproof.impl.vllm.device import Device
 from kvproof.impl.vllm.live.sequences import FRESH, POSITION_BITS
+from kvproof.impl.vllm.rows import WorkerRequest
 from kvproof.spec import sharing
 from kvproof.spec.config import Config
 from kvproof.spec.tracer import EMPTY, State, advance, length_of

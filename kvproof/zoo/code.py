@@ -6,21 +6,30 @@ import functools
 import hashlib
 
 from kvproof.errors import UsageError
-from kvproof.revision import folder_of
+from kvproof.models.sources import hash_of
 
-ROOMS = ("spec", "invariants", "models", "impl")
-"""The rooms in which there is what searches and judges."""
+RUN = (
+    "kvproof.models.stateful.campaign",
+    "kvproof.models.stateful.replay",
+    "kvproof.impl.vllm.subject",
+    "kvproof.models.mutants.checkers",
+    "kvproof.models.mutants.matrix",
+    "kvproof.models.mutants.workload",
+    "kvproof.impl.reference.live",
+    "kvproof.impl.reference.mutants",
+    "kvproof.impl.reference.null_model",
+    "kvproof.impl.reference.subject",
+)
+"""What is run for a result: a search, a replay, the releases that they drive; and for mutants the checkers, and the
+engine that faults are planted in. The catalogue of invariants comes with these, and so does what they use of the
+specification; solvers' claims, exploration and live use do not."""
 
 
 @functools.cache
 def code_hash() -> str:
-    """A hash of all sources of :data:`ROOMS`."""
-    digest = hashlib.sha256()
-    for room in ROOMS:
-        folder = folder_of(room)
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(f"{room}/{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
+    """A hash of the sources of :data:`RUN` and all that they import of kvproof, wherever in a file they do. Not in it:
+    data files, releases, and what hands results on (``kvproof/``), which decides nothing in a search."""
+    return hash_of(*RUN)[:16]
 
 
 def seed_of(commit: str, index: int) -> int:

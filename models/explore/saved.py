@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import json
 from array import array
 from collections import Counter
@@ -19,12 +18,13 @@ from typing import Any
 
 from kvproof.models.explore.scope import Scope
 from kvproof.models.explore.shard import Shard
+from kvproof.models.sources import hash_of
 
 FORMAT = 2
 DIGEST = hashlib.sha256().digest_size
 
-DECIDING = ("kvproof.spec", "kvproof.invariants", "kvproof.models.explore")
-"""The packages whose code decides which states there are, and what is held to be broken."""
+DECIDING = ("kvproof.models.explore.search",)
+"""Where it is decided which states there are, and what is held to be broken."""
 
 
 def fingerprint(scope: Scope) -> str:
@@ -36,15 +36,8 @@ def fingerprint(scope: Scope) -> str:
 
 @functools.cache
 def code() -> str:
-    """A hash of all sources of :data:`DECIDING`."""
-    digest = hashlib.sha256()
-    for package in DECIDING:
-        spec = importlib.util.find_spec(package)
-        assert spec is not None
-        for folder in map(Path, spec.submodule_search_locations or ()):
-            for file in sorted(folder.rglob("*.py")):
-                digest.update(f"{package} {file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
+    """A hash of the sources of :data:`DECIDING` and all that they import of kvproof."""
+    return hash_of(*DECIDING)
 
 
 def save(file: Path, shard: Shard, depth: int) -> None:

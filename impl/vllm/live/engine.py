@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvproof.impl.vllm.device import CheckpointRule, Device, Sampled
+from kvproof.impl.vllm.device import CheckpointRule, Device
 from kvproof.impl.vllm.frames import innermost
 from kvproof.impl.vllm.live.blockhistory import BlockHistory
 from kvproof.impl.vllm.live.calls import LiveCalls
@@ -23,6 +23,7 @@ from kvproof.impl.vllm.live.overlay import given, wrap
 from kvproof.impl.vllm.live.poolhooks import DUE, PoolHooks
 from kvproof.impl.vllm.live.story import Story
 from kvproof.impl.vllm.live.view import LiveView
+from kvproof.impl.vllm.rows import Sampled
 from kvproof.invariants.monitor import InvariantBroken
 from kvproof.spec.events import Crash, Drained, StepEnd
 from kvproof.spec.finding import Violation
