@@ -128,7 +128,8 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
             journal=folder.files if folder else None,
         )
     first_seen = dict(campaign.first_seen)
-    earlier = [_seen(one, first_seen) for one in folder.earlier] if folder else []
+    # One that is gone stays so here: what is found of it is new.
+    earlier = [one if one.gone else _seen(one, first_seen) for one in folder.earlier] if folder else []
     still = {finding.identity for finding in earlier if not finding.gone}
 
     def keep(finding: Finding, seen: float | None, stands: bool) -> NewFinding:
