@@ -166,7 +166,11 @@ class Folder:
         told = []
         for identity, (file, loaded) in self._findings.items():
             first = next((n for n, note in enumerate(self._runs, 1) if identity in note.findings), None)
-            run = f"run {first} of this campaign ({self._runs[first - 1].began[:10]})" if first else "an earlier run of it"
+            run = (
+                f"run {first} of this campaign ({self._runs[first - 1].began[:10]})"
+                if first
+                else "an earlier run of it"
+            )
             witness = loaded.finding.witness if loaded.finding else ""
             told.append(KnownFinding(*identity, "", run, witness, loaded.scenario.to_dict(), str(file)))
         return told

@@ -1,7 +1,7 @@
 """A counterexample in a terminal, as its page shows it: what broke, requests as rows, their tables as strips of slots.
 
-A slot that broke has a heavy frame and a cross besides its colour, so that it is seen where there are none. One moment is
-shown at a time; :func:`step_through` goes from one to the next.
+A slot that broke has a heavy frame and a cross besides its colour, so that it is seen where there are none. One moment
+is shown at a time; :func:`step_through` goes from one to the next.
 """
 
 from __future__ import annotations
@@ -153,9 +153,8 @@ def wrong(frame: Frame, block: int, request: str, group: int, slot: int) -> bool
         if "block" in where:
             if where["block"] == block != NULL:
                 return True
-        elif where.get("slot") == slot and where.get("group", group) == group:
-            if where.get("request", request) == request:
-                return True
+        elif (where.get("slot"), where.get("group", group), where.get("request", request)) == (slot, group, request):
+            return True
     return False
 
 

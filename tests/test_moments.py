@@ -95,7 +95,9 @@ def test_the_slot_that_broke_stands_out_with_what_it_promises_and_holds() -> Non
         ((), set()),
     ],
 )
-def test_which_slots_a_violation_is_about(where: tuple[tuple[str, str | int], ...], slots: set[tuple[int, int]]) -> None:
+def test_which_slots_a_violation_is_about(
+    where: tuple[tuple[str, str | int], ...], slots: set[tuple[int, int]]
+) -> None:
     broken = frame(Violation("REF.references", "x", "y", where))
     marked = {
         (table.group, slot)

@@ -171,8 +171,8 @@ def _of(name: str) -> tuple[Shape, ...]:
             contrast=_DIVERGES,
             attention=64,
             counts="mamba retention",
-            says="recurrent group 0 (nearest state at 160), state 64 was never kept: retention 0 keeps only those where "
-            "a resend resumes or prompts were seen to part (retention)",
+            says="recurrent group 0 (nearest state at 160), state 64 was never kept: retention 0 keeps only those "
+            "where a resend resumes or prompts were seen to part (retention)",
         ),
         Shape(
             name="retention 96, divergence before it",

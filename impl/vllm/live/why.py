@@ -37,8 +37,8 @@ Rule = Literal[
 """What kept no better state.
 
 - ``retention``: the boundary is not one that the retention interval keeps. Whatever it is (0: vLLM's own default from
-  0.30.0 on), two kinds are kept: the boundary at which the same prompt would resume if it came again, and those at which
-  a later prompt was seen to leave an earlier one; a number adds one per so many tokens, and none at all keeps every one.
+  0.30.0 on), two kinds are kept: the boundary at which the same prompt would resume if it came again, and those at
+  which a later prompt was seen to leave an earlier one. A number adds one per so many tokens; ``None`` keeps every one.
 - ``alignment``: a hit has to end on a block (or unit), or states are kept on blocks only.
 - ``eagle``: what would serve it is in the unit that EAGLE drops.
 - ``short-prompt``, ``short-share``: the prompt, or what it shares, is shorter than one recurrent block.
