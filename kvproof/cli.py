@@ -233,7 +233,17 @@ def fuzz(
     seconds: Seconds = None,
     preset: Annotated[Preset | None, typer.Option("--preset", help="Seconds and seed by name; see docs/ci.md.")] = None,
     workers: Workers = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where scenario files go.")] = Path("kvproof-findings"),
+    campaign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on from earlier runs in this folder (made where there is none): what they found and kept, and "
+            "seeds that none of them had. --steps and --seconds are for this run.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where scenario files go (kvproof-findings; a campaign's own).")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Print known findings in full, too.")] = False,
     ray: Annotated[
@@ -246,11 +256,17 @@ def fuzz(
     """Drive a real release at random through its own scheduler and report what breaks."""
     import msgspec
 
-    from kvproof import fuzzing
+    from kvproof import campaigns, fuzzing
     from kvproof.table import show
 
     target = subjects.parse(subject)
-    require_folder(out, "findings")
+    if campaign is not None:
+        if out is not None:
+            raise UsageError("a campaign keeps its findings in its own folder: leave out --out")
+        campaigns.require(campaign)
+    out = out or Path("kvproof-findings")
+    if campaign is None:
+        require_folder(out, "findings")
     if json_file is not None:
         require_file(json_file, "the result")
     require_reports("fuzz", report_folder)
@@ -260,13 +276,13 @@ def fuzz(
     if steps is None:
         steps = FUZZ_STEPS if preset is None else MOST_STEPS
     seed = secrets.randbits(32) if seed is None else seed
-    options = fuzzing.Options(seed, steps, seconds, workers or cores(), out, known, ray)
+    options = fuzzing.Options(seed, steps, seconds, workers or cores(), out, known, ray, campaign)
     record = fuzzing.fuzz(target, options, say)
     report = Report("fuzz", target.text, fuzzing.rows(record, show_known=show_all), interrupted=record.interrupted)
     report.facts.update(seed=record.seed, **record.facts())
     report.spent[record.subject] = record.seconds
     report.coverage.update(record.coverage)
-    report.ended = record.ended
+    report.ended, report.problem = record.ended, record.unsaved
     files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
     return finish_report(report, report_folder, show, files)
 
@@ -275,22 +291,31 @@ def fuzz(
 def replay(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario or finding file.")],
     on: Annotated[str, typer.Option("--on", metavar="SUBJECT", help="What to run it on; see fuzz.")],
+    show_moment: Annotated[
+        bool | None,
+        typer.Option(
+            "--show/--no-show",
+            help="Show the requests' block tables where it breaks, as the page does (default: on a terminal).",
+        ),
+    ] = None,
+    step: Annotated[bool, typer.Option("--step", help="Go through it moment by moment; Enter is the next.")] = False,
     known: Known = None,
     report_folder: ReportFolder = None,
 ) -> int:
     """Run a scenario again. Exit code 1 if the finding that the file names is there, or a new one."""
-    from kvproof import replaying
+    from kvproof import replaying, showing
     from kvproof.colours import coloured, wanted
     from kvproof.table import show
 
     target = subjects.parse(on)
     require_reports("replay", report_folder)
     report = Report("replay", target.text)
-    text = replaying.replay(report, scenario, target, known, say)
+    replayed = replaying.replay(report, scenario, target, known, say)
+    told = replayed.text.rstrip()
+    picture = showing.picture(replayed, show_moment, step)
 
     def show_both(report: Report) -> None:
-        told = text.rstrip()
-        write((coloured(told) if wanted() else told) + "\n\n")
+        write((coloured(told) if wanted() else told) + "\n\n" + (f"{picture}\n" if picture else ""))
         show(report)
 
     return finish_report(report, report_folder, show_both)

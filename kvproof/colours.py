@@ -15,8 +15,13 @@ _STYLES = (
 
 
 def wanted() -> bool:
-    """Whether standard output is a terminal that takes colours; ``NO_COLOR`` and a dumb ``TERM`` say no."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Whether standard output is a terminal that takes colours; ``NO_COLOR`` and a dumb ``TERM`` say no. With
+    ``FORCE_COLOR`` anything takes them."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def coloured(text: str) -> str:

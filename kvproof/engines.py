@@ -158,6 +158,7 @@ def campaign(
     known: frozenset[tuple[str, str]],
     progress: Progress | None,
     spread: Any = None,
+    journal: Any = None,
 ) -> Campaign:
     run = load("kvproof.models.stateful.campaign", "run")
     if progress is not None:
@@ -173,6 +174,7 @@ def campaign(
             known=known,
             progress=progress,
             spread=spread,
+            journal=journal,
         ),
     )
 

@@ -15,17 +15,19 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kvproof import engines, recorded, scenario_file, subjects
+from kvproof import campaigns, engines, recorded, scenario_file, subjects
+from kvproof.campaign_files import code_of
 from kvproof.recorded import KnownFinding
 from kvproof.report import Outcome, Row
 from kvproof.spec.finding import Finding
 from kvproof.spec.scenario import Scenario
+from kvproof.spec.subject import Subject
 from kvproof.spread import ray_workers
 
 
@@ -65,20 +67,32 @@ class FuzzRecord(msgspec.Struct, frozen=True):
     """Invariants that the subject has no mechanism for, and why."""
     ended: str = ""
     """What ended the campaign, in words."""
+    earlier: list[KnownFinding] = []
+    """What earlier runs of a campaign in a folder found, which nobody recorded."""
+    totals: campaigns.Totals | None = None
+    unsaved: str = ""
+    """Why the folder lacks something; empty if it doesn't."""
 
     def facts(self) -> dict[str, int | float]:
         """The numbers of a report's result line. ``known`` counts those that were seen or that their scenario shows."""
         new = {(f.invariant, f.finding["cause"]) for f in self.findings}
-        new |= {(invariant, cause) for known in self.known for invariant, cause, _ in known.besides}
-        gone = sum(known.gone for known in self.known)
+        listed = [*self.known, *self.earlier]
+        new |= {(invariant, cause) for known in listed for invariant, cause, _ in known.besides}
+        gone = sum(known.gone for known in listed)
         facts: dict[str, int | float] = {"steps": self.steps, "examples": self.examples, "new": len(new)}
         facts["known"] = sum(known.seen is not None or bool(known.shown) for known in self.known)
-        return {**facts, **({"gone": gone} if gone else {}), "seconds": self.seconds}
+        if self.totals is not None:
+            facts["earlier"] = sum(not known.gone for known in self.earlier)
+        facts |= {**({"gone": gone} if gone else {}), "seconds": self.seconds}
+        if self.totals is not None:
+            facts |= {"run": self.totals.run, "all_steps": self.totals.steps, "all_seconds": self.totals.seconds}
+        return facts
 
 
 class Options(msgspec.Struct, frozen=True):
     """How long and how wide to search. ``seconds`` bounds the time besides ``steps``. ``ray`` is the address of a Ray
-    cluster whose workers search instead of forked ones (``local``: one that is started here; empty: none)."""
+    cluster whose workers search instead of forked ones (``local``: one that is started here; empty: none).
+    ``campaign`` is a folder to go on from, where findings are kept instead of in ``out``."""
 
     seed: int
     steps: int
@@ -87,39 +101,55 @@ class Options(msgspec.Struct, frozen=True):
     out: Path
     known: Path | None
     ray: str = ""
+    campaign: Path | None = None
 
 
 def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) -> FuzzRecord:
     """Run the campaign. What was found before an interrupt is in the record, and on disk."""
     known = recorded.records_for(options.known, target.release)
     identities = frozenset(finding.identity for finding in known)
+    if options.campaign is not None:
+        campaigns.require(options.campaign)
     subject = subjects.open_subject(target, progress)
+    folder = _go_on(target, options, identities, subject, progress)
     with contextlib.ExitStack() as stack:
         spread = None
         if options.ray:
             spread = stack.enter_context(ray_workers(options.ray, target.text, options.workers, progress))
         campaign = engines.campaign(
             subject,
-            seed=options.seed,
+            seed=folder.seed if folder else options.seed,
             steps=options.steps,
             seconds=options.seconds,
             workers=options.workers,
-            known=identities,
+            known=identities | (folder.passed_over if folder else frozenset()),
             progress=progress,
             spread=spread,
+            journal=folder.files if folder else None,
         )
-    new = [finding for finding in campaign.findings if finding.violation.identity not in identities]
     first_seen = dict(campaign.first_seen)
-    kept = [
-        msgspec.structs.replace(
-            _keep(f, options.out, target, progress, first_seen.get(f.violation.identity)),
-            others=[_keep(other, options.out, target, progress, other.seen) for other in f.others],
+    # One that is gone stays so here: what is found of it is new.
+    earlier = [one if one.gone else _seen(one, first_seen) for one in folder.earlier] if folder else []
+    still = {finding.identity for finding in earlier if not finding.gone}
+
+    def keep(finding: Finding, seen: float | None, stands: bool) -> NewFinding:
+        if folder is None:
+            return _keep(finding, options.out, target, progress, seen)
+        file = folder.files.keep(finding) if stands else folder.files.keep_other(finding)
+        return NewFinding(finding.to_dict(), file, seen)
+
+    found = [finding for finding in campaign.findings if finding.violation.identity not in identities]
+    kept = {
+        f.violation.identity: msgspec.structs.replace(
+            keep(f, first_seen.get(f.violation.identity), stands=True),
+            others=[keep(other, other.seen, stands=False) for other in f.others],
         )
-        for f in new
-    ]
-    passed_over = identities | {finding.violation.identity for finding in new}
-    seen = [msgspec.structs.replace(finding, seen=first_seen.get(finding.identity)) for finding in known]
+        for f in found
+    }
+    passed_over = identities | still | {finding.violation.identity for finding in found}
+    seen = [_seen(finding, first_seen) for finding in known]
     told, errors, interrupted = recorded.look_again(subject, seen, passed_over, campaign.interrupted, progress)
+    ended = _ended(campaign, options)
     return FuzzRecord(
         subject=target.text,
         release=target.release,
@@ -131,12 +161,59 @@ def fuzz(target: subjects.Target, options: Options, progress: engines.Progress) 
         families=sorted(subject.families()),
         evaluations=dict(campaign.evaluations),
         coverage=dict(campaign.coverage),
-        findings=kept,
+        findings=[finding for identity, finding in kept.items() if identity not in still],
         known=told,
-        errors=[*campaign.errors, *errors],
+        errors=[*(folder.errors if folder else ()), *campaign.errors, *errors],
         lacking=dict(subject.lacking()),
-        ended=_ended(campaign, options),
+        ended=ended,
+        earlier=[one for one in earlier if one.identity in still or one.identity not in kept],
+        totals=folder.files.end(campaign, ended) if folder else None,
+        unsaved=folder.files.problem if folder else "",
     )
+
+
+def _seen(finding: KnownFinding, first_seen: Mapping[tuple[str, str], float]) -> KnownFinding:
+    return msgspec.structs.replace(finding, seen=first_seen.get(finding.identity, finding.seen))
+
+
+@dataclasses.dataclass(frozen=True)
+class _GoneOn:
+    """A campaign's folder, and what of earlier runs' findings its code still shows. ``passed_over`` need not be found
+    again: it is still there, and its scenario is small."""
+
+    files: campaigns.Folder
+    seed: int
+    earlier: list[KnownFinding]
+    errors: list[str]
+    passed_over: frozenset[tuple[str, str]]
+
+
+def _go_on(
+    target: subjects.Target,
+    options: Options,
+    recorded_ones: frozenset[tuple[str, str]],
+    subject: Subject,
+    progress: engines.Progress,
+) -> _GoneOn | None:
+    """Ask the code about what earlier runs found, before anything is searched. An interrupt goes through: all is on
+    disk."""
+    if options.campaign is None:
+        return None
+    files = campaigns.Folder(options.campaign, target, code_of(target), progress)
+    seed = files.claim(options.seed)
+    listed = [finding for finding in files.earlier() if finding.identity not in recorded_ones]
+    asked = recorded_ones | {finding.identity for finding in listed}
+    earlier, errors, interrupted = recorded.look_again(
+        subject, listed, asked, False, progress, "findings of earlier runs"
+    )
+    if interrupted:
+        files.end(None, "ended by an interrupt before the search")
+        raise KeyboardInterrupt
+    for finding in earlier:
+        if finding.gone:
+            files.outdate(finding.identity)
+    passed_over = frozenset(one.identity for one in earlier if one.shown and files.is_small(one.identity))
+    return _GoneOn(files, seed, earlier, errors, passed_over)
 
 
 def _ended(campaign: engines.Campaign, options: Options) -> str:
@@ -184,15 +261,18 @@ def rows(record: FuzzRecord, *, show_known: bool = False) -> list[Row]:
         *_invariant_rows(record),
         *(_new_row(found, record.subject) for found in record.findings),
         *(row for known in record.known for row in _besides_rows(known, record.subject)),
+        *(row for known in record.earlier for row in _besides_rows(known, record.subject)),
+        *(_earlier_row(one, record.subject) for one in record.earlier),
         *(_known_row(known, record, show_known) for known in sorted(record.known, key=lambda known: not known.gone)),
         *(Row("run", "fuzz", "error", "error", error) for error in record.errors),
+        *([_totals_row(record.totals)] if record.totals is not None else []),
     ]
     return [dataclasses.replace(row, subject=record.subject) for row in told]
 
 
 def _invariant_rows(record: FuzzRecord) -> Iterable[Row]:
-    new = {found.invariant for found in record.findings}
-    new |= {invariant for known in record.known for invariant, _, _ in known.besides}
+    new = {found.invariant for found in record.findings} | {one.invariant for one in record.earlier if not one.gone}
+    new |= {invariant for known in [*record.known, *record.earlier] for invariant, _, _ in known.besides}
     known = {found.invariant for found in record.known if not found.gone}
     for entry in engines.catalogue():
         count = record.evaluations.get(entry.id, 0)
@@ -242,6 +322,26 @@ def _besides_rows(known: KnownFinding, subject: str) -> Iterable[Row]:
         shown = f"shown by the recorded scenario of {known.invariant} {known.cause}"
         text = f"{witness}\n{shown}\nreplay: {replay_command(known.file, subject)}"
         yield Row("finding", f"{invariant} {cause}", "new", "fail", witness, text=text)
+
+
+def _earlier_row(one: KnownFinding, subject: str) -> Row:
+    """What an earlier run of the campaign found. Unless it is gone it fails this run as it did that one: nobody has
+    mended or recorded it."""
+    found = f"found by {one.reference}"
+    outcome: Outcome = "fail"
+    if one.gone:
+        verdict, outcome = f"gone: {found}; its scenario no longer shows it", "info"
+    elif one.seen is not None or one.shown:
+        verdict = f"earlier: {found}, and still there"
+    else:
+        verdict, outcome = f"earlier: {found}, and not looked at now; {one.why}", "undetermined"
+    text = f"{one.reasoning}\nkept in {one.file}\nreplay: {replay_command(one.file, subject)}"
+    data = {**msgspec.to_builtins(one), "witness": one.reasoning}
+    return Row("finding", f"{one.invariant} {one.cause}", verdict, outcome, one.reasoning, text=text, data=data)
+
+
+def _totals_row(totals: campaigns.Totals) -> Row:
+    return Row("run", "campaign", f"run {totals.run}", "info", totals.words(), data=msgspec.to_builtins(totals))
 
 
 def _known_row(known: KnownFinding, record: FuzzRecord, show: bool) -> Row:

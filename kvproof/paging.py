@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from kvproof import engines, subjects
 from kvproof.errors import UsageError
 from kvproof.scenario_file import ScenarioFile
+from kvproof.spec.subject import Subject
 
 if TYPE_CHECKING:
     from kvproof.models.stateful.film import Film
@@ -19,15 +20,20 @@ def page(file: Path, loaded: ScenarioFile, on: str | None, progress: engines.Pro
     Raises :class:`UsageError` where neither says what to run it on.
     """
     asked = loaded.finding
+    violation = asked.violation() if asked else None
     chosen = on or (asked.subject if asked else "") or _recorded(loaded)
     if not chosen:
         raise UsageError(f"{file} does not say where it was found: add --on, as in --on vllm=={subjects.NEWEST}")
     target = subjects.parse(chosen)
     subject = subjects.open_subject(target, progress)
-    film = cast("Film", engines.load("kvproof.models.stateful.film", "film")(subject, loaded.scenario))
-    violation = asked.violation() if asked else None
+    film = take(subject, loaded)
     made = engines.load("kvproof.pages", "counterexample")
     return cast("str", made(loaded.scenario, film, violation, target.text, str(file)))
+
+
+def take(subject: Subject, loaded: ScenarioFile) -> Film:
+    """The scenario's moments on ``subject``."""
+    return cast("Film", engines.load("kvproof.models.stateful.film", "film")(subject, loaded.scenario))
 
 
 def _recorded(loaded: ScenarioFile) -> str:

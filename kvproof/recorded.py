@@ -83,12 +83,13 @@ def look_again(
     passed_over: frozenset[tuple[str, str]],
     interrupted: bool,
     progress: engines.Progress,
+    whose: str = "known findings that this run did not come across",
 ) -> tuple[list[KnownFinding], list[str], bool]:
     """Run the recorded scenarios of what was not seen. Returns the findings, a checker's errors, and whether somebody
-    interrupted."""
+    interrupted. ``whose`` they are is said in the progress."""
     unseen = sum(known.seen is None for known in listed)
     if unseen and not interrupted:
-        progress(f"running the recorded scenarios of {unseen} known findings that this run did not come across")
+        progress(f"running the recorded scenarios of {unseen} {whose}")
     told: list[KnownFinding] = []
     errors: list[str] = []
     for known in listed:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvproof import engines, findings, scenario_file, subjects
 from kvproof.report import Outcome, Report, Row
 from kvproof.spec.finding import Violation
+from kvproof.spec.subject import Subject
 
 
-def replay(report: Report, file: Path, target: subjects.Target, known: Path | None, progress: engines.Progress) -> str:
-    """Fill ``report`` and return the timeline.
+@dataclass(frozen=True)
+class Replayed:
+    """The timeline, and what to take the moments of."""
+
+    text: str
+    subject: Subject
+    loaded: scenario_file.ScenarioFile
+
+
+def replay(
+    report: Report, file: Path, target: subjects.Target, known: Path | None, progress: engines.Progress
+) -> Replayed:
+    """Fill ``report`` and return what happened.
 
     A file that names a finding asks whether it is there: if it is, the run fails, known or not, so that a search for
     the change that fixed it can go by the exit code. Anything else that is seen fails if it is not recorded.
@@ -52,4 +65,4 @@ def replay(report: Report, file: Path, target: subjects.Target, known: Path | No
         report.only_known = True
     if asked is not None:
         report.facts["reproduced"] = "yes" if asked in seen else "no"
-    return result.text
+    return Replayed(result.text, subject, loaded)

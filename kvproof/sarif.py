@@ -77,7 +77,7 @@ def _result(report: Report, row: Row) -> dict[str, Any]:
         "message": {"text": f"{subject}: {text}" if subject else text},
         "locations": [_location(file)],
         "partialFingerprints": {"kvproofIdentity/v1": f"{subject} {row.id}".strip()},
-        "baselineState": "new" if row.outcome == "fail" else "unchanged",
+        "baselineState": "new" if row.outcome == "fail" and not row.verdict.startswith("earlier") else "unchanged",
     }
     if scenario is not None:
         lines = _action_lines(file)

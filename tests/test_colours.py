@@ -24,9 +24,13 @@ def test_what_broke_is_red_and_nothing_else_is_changed() -> None:
 
 def test_only_a_terminal_that_wants_them_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert not wanted()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert wanted()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert wanted()
     monkeypatch.setenv("NO_COLOR", "1")
     assert not wanted()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvproof import cli
 from kvproof.impl.reference.live import AssertingEngine, EngineStopped, Mode
 from kvproof.impl.reference.mutants import MUTANTS
 from kvproof.impl.reference.null_model import NullModel
@@ -26,6 +31,17 @@ CONFIG = Config((FULL, RECURRENT), 40, 8, 64, speculative=2, eagle=True, full_se
 STORE = Config((FULL, RECURRENT), 60, 8, 64, connector="async", divergent_hits=True, load_steps=2)
 MODES: tuple[Mode, ...] = ("off", "touched", "full")
 BY_ID = {mutant.id: mutant for mutant in MUTANTS}
+
+
+def test_the_example_of_the_documentation_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "live.md").read_text(encoding="utf-8")
+    (program, says) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)[0]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == says
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["replay", "finding.json", "--on", "reference"]) == 0
 
 
 class Traffic:

@@ -349,7 +349,11 @@ def test_the_workflow_is_shell_that_parses_and_names_options_that_there_are() ->
     assert len(scripts) == 2
     for script in scripts:
         subprocess.run(["bash", "-n", "-c", script], check=True)
-    assert 'kvproof fuzz vllm@. --preset "$preset" --report reports' in scripts[1]
+    assert "kvproof fuzz vllm@. --preset pull-request --report reports" in scripts[1]
+    assert "kvproof fuzz vllm@. --preset nightly --campaign kvproof-campaign --report reports" in scripts[1]
     assert {str(preset) for preset in cli.PRESETS} == {"pull-request", "nightly"}
-    for preset in cli.PRESETS:
-        assert f"preset={preset}" in scripts[1]
+    steps = {step.get("uses", "").partition("@")[0]: step for job in workflow["jobs"].values() for step in job["steps"]}
+    restored, saved = steps["actions/cache/restore"], steps["actions/cache/save"]
+    assert restored["with"]["path"] == saved["with"]["path"] == "kvproof-campaign"
+    assert saved["with"]["key"].startswith(restored["with"]["restore-keys"])
+    assert "always()" in saved["if"], "a search that found something fails, and is kept"

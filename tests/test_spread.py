@@ -61,6 +61,25 @@ def test_ray_finds_what_forked_workers_find(tmp_path: Path) -> None:
     assert identities(killed) == identities(here)
 
 
+def test_workers_on_ray_share_a_campaign(tmp_path: Path) -> None:
+    def run(known: Path | None = None) -> fuzzing.FuzzRecord:
+        options = fuzzing.Options(3, STEPS, None, 2, tmp_path / "unused", known, "local", tmp_path / "c")
+        return fuzzing.fuzz(subjects.parse(SUBJECT), options, print)
+
+    (tmp_path / "none").mkdir()
+    first = run(tmp_path / "none")
+    assert first.errors == []
+    assert first.findings
+    assert len(list((tmp_path / "c/findings").glob("*.json"))) == len(first.findings)
+    assert first.totals is not None
+    assert first.totals.kept > 0
+    second = run(tmp_path / "none")
+    assert second.seed == first.seed + 1
+    assert len(second.earlier) == len(first.findings)
+    assert second.totals is not None
+    assert second.totals.steps == first.steps + second.steps
+
+
 def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path) -> None:
     options = fuzzing.Options(1, 100, None, 1, tmp_path, None, "127.0.0.1:1")
     with pytest.raises(UsageError, match="no Ray cluster at 127"):

@@ -33,7 +33,8 @@ GONE = "384 was kept in step # and is gone since step # (evicted)"
 MIDDLE = "recurrent group 1 (nearest state at 384), state 192 was never kept"
 NONE = "recurrent group 1 (no state of this prompt)"
 NO_BLOCK = "the prompt has no whole block of 64 tokens before its last token (short-prompt)"
-NEVER_128 = "state 128 was never kept: retention 0 keeps only those at prompt ends (retention)"
+SPARSE = "where a resend resumes or prompts were seen to part (retention)"
+NEVER_128 = f"state 128 was never kept: retention 0 keeps only those {SPARSE}"
 SHORT = "the part shared with an earlier prompt is shorter than one block of 64 tokens (short-share)"
 DROPPED = "the last 64 tokens of a hit are dropped for the drafter (eagle)"
 SAID: dict[str, tuple[int, int, str]] = {
@@ -41,10 +42,10 @@ SAID: dict[str, tuple[int, int, str]] = {
     "shared part shorter than a block": (0, 32, f"recurrent group 1 (nearest state at 192), {SHORT}"),
     "shared part shorter than a block, units finer": (0, 48, f"recurrent group 1 (nearest state at 192), {SHORT}"),
     "state in the unique part": (0, 192, f"{MIDDLE} and those of a are in the part not shared (unique-part)"),
-    "divergence in the middle": (0, 192, f"{MIDDLE}: retention 0 keeps only those at prompt ends (retention)"),
+    "divergence in the middle": (0, 192, f"{MIDDLE}: retention 0 keeps only those {SPARSE}"),
     "one state per 256 tokens": (
         256, 448, "recurrent group 1 (nearest state at 256 and 512), state 448 was never kept: retention 256 keeps one "
-        "per 256 tokens and those at prompt ends (retention)",
+        f"per 256 tokens and those {SPARSE}",
     ),
     "drafter as a veto": (
         0, 192, "drafter group 2 (no blocks of this prompt), the drafter covers 0 of these tokens, and vetoes what the "
@@ -85,7 +86,7 @@ SAID: dict[str, tuple[int, int, str]] = {
     "a latest prompt that shares less": (0, 48, f"{NONE}, {SHORT}"),
     "window never kept": (
         0, 192, "sliding window group 1 (nearest window at 320), window 192 was never kept: retention 0 keeps only "
-        "those at prompt ends (retention)",
+        f"those {SPARSE}",
     ),
     "pending": (0, 128, f"{NONE}, a is still computing the prefix and has not come to 384 (pending)"),
     "alignment": (

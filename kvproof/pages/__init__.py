@@ -20,7 +20,7 @@ from kvproof.spec.config import Config
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
 
-__all__ = ["counterexample"]
+__all__ = ["counterexample", "entry_of", "group_name", "start"]
 
 
 def counterexample(scenario: Scenario, film: Film, asked: Violation | None, subject: str, file: str = "") -> str:
@@ -30,7 +30,7 @@ def counterexample(scenario: Scenario, film: Film, asked: Violation | None, subj
     command that shows it again.
     """
     shown = asked or next((violation for frame in film.frames for violation in frame.violations), None)
-    entry = _entry(shown)
+    entry = entry_of(shown)
     return _templates().get_template("counterexample.html.jinja").render(
         title=f"{shown.invariant}: {shown.cause}" if shown else "A scenario, step by step",
         violation=shown,
@@ -55,7 +55,8 @@ def group_name(config: Config, index: int) -> str:
     return f"group {index}: {group.kind} {group.block_size}{window}{', drafter' if group.drafter else ''}"
 
 
-def _entry(violation: Violation | None) -> Any:
+def entry_of(violation: Violation | None) -> Any:
+    """The invariant that broke, as the catalogue has it; ``None`` if it doesn't."""
     try:
         return by_id(violation.invariant) if violation else None
     except KeyError:
@@ -81,13 +82,13 @@ def _embedded(scenario: Scenario, film: Film, asked: Violation | None) -> Markup
         "pool": scenario.config.num_blocks,
         "actions": len(scenario.actions),
         "frames": [_frame(frame) for frame in film.frames],
-        "start": _start(film, asked),
+        "start": start(film, asked),
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return Markup(text)
 
 
-def _start(film: Film, asked: Violation | None) -> int:
+def start(film: Film, asked: Violation | None) -> int:
     """The frame to open with: where what is asked about shows, else the first violation, else the beginning."""
     wanted = asked.identity if asked else None
     for index, frame in enumerate(film.frames):

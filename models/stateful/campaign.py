@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kvproof.models.stateful.corpus import Continued, Corpus, Journal
 from kvproof.models.stateful.drive import Identity, Watcher, Watchers, standard_watchers
-from kvproof.models.stateful.notes import Notebook, Report, Tally, in_other_settings, smallest
+from kvproof.models.stateful.notes import Kept, Notebook, Report, Tally, in_other_settings, smallest
 from kvproof.models.stateful.reducing import Reduction
 from kvproof.models.stateful.search import Search
 from kvproof.models.stateful.strategies import Retention
@@ -57,7 +59,8 @@ class Campaign:
 @dataclass(frozen=True)
 class Task:
     """What one worker is to do, wherever it does it: search a share of ``steps``, or make ``findings`` (and then
-    ``others``) small. Plain data."""
+    ``others``) small. With a ``corpus`` the search begins with what is in it, and keeps what it may be continued with.
+    Plain data."""
 
     phase: Phase
     worker: int
@@ -67,6 +70,7 @@ class Task:
     seconds: float | None = None
     findings: tuple[Finding, ...] = ()
     others: tuple[Finding, ...] = ()
+    corpus: Corpus | None = None
 
 
 Spread = Callable[[Sequence[Task], Report, Tick, Interrupts], list[Tally]]
@@ -101,8 +105,9 @@ def do(
             seconds=None if task.seconds is None else max(task.seconds, SECONDS_TO_REDUCE),
             report=report,
         ).run()
-    return Search(
-        subject,
+    search = Search if task.corpus is None else functools.partial(Continued, corpus=task.corpus)
+    return search(
+        subject=subject,
         notebook=notebook,
         worker=task.worker,
         steps=task.steps,
@@ -126,6 +131,7 @@ def run(
     default_retention: Retention | None = None,
     watchers: Watchers | None = None,
     spread: Spread | None = None,
+    journal: Journal | None = None,
 ) -> Campaign:
     """Fuzz ``subject`` until ``steps`` engine steps (all workers together) or ``seconds`` are spent; then make what was
     found small, which takes as long again at most where ``seconds`` are given.
@@ -133,7 +139,8 @@ def run(
     ``known`` identities are passed over. ``default_retention`` says which retention interval users get who set none
     (asked of the subject if not given; 0 if it doesn't say). ``watchers`` judge the runs (the catalogue if not given).
     With ``workers`` > 1 as many processes are forked, which inherit whatever the subject has imported; no more than
-    one for every :data:`STEPS_A_WORKER` steps. ``spread`` has them work elsewhere.
+    one for every :data:`STEPS_A_WORKER` steps. ``spread`` has them work elsewhere. With a ``journal`` the search begins
+    with its corpus, and what it finds and keeps is written down as it comes.
 
     The same seed, steps and workers give the same campaign, wherever they work, unless ``seconds`` or an interrupt cut
     it short. An interrupt (``KeyboardInterrupt``) is not raised but returned, with everything found so far.
@@ -141,7 +148,7 @@ def run(
     if steps < 1 or workers < 1:
         raise ValueError("steps and workers must be at least 1")
     began = time.monotonic()
-    ticker = _Ticker(progress, known)
+    ticker = _Ticker(progress, known, journal)
 
     def here(tasks: Sequence[Task], found: Report, tick: Tick, interrupts: Interrupts) -> list[Tally]:
         def one(worker: int, report: Report, tick: Callable[[Tally], None], check: Check) -> Tally:
@@ -156,8 +163,14 @@ def run(
     with Interrupts() as interrupts:
         searchers = min(workers, -(-steps // STEPS_A_WORKER))
         shares = [steps // searchers + (worker < steps % searchers) for worker in range(searchers)]
-        tasks = [Task("search", worker, seed, known, share, seconds) for worker, share in enumerate(shares)]
+        corpora = [journal and journal.corpus.share(worker, searchers) for worker in range(searchers)]
+        tasks = [
+            Task("search", worker, seed, known, share, seconds, corpus=corpus)
+            for worker, (share, corpus) in enumerate(zip(shares, corpora, strict=True))
+        ]
         tallies = spread(tasks, ticker.found, ticker.tick, interrupts)
+        for worker, tally in enumerate(tallies):
+            ticker.last(worker, tally)
         searched = time.monotonic() - began
         everything = [finding for tally in tallies for finding in tally.findings]
         found = list(smallest(everything).values())
@@ -248,26 +261,50 @@ def _trimmed(finding: Finding) -> Finding:
 class _Ticker:
     """Tells how far all workers are, every few seconds and at each finding."""
 
-    def __init__(self, progress: Progress | None, known: frozenset[Identity]) -> None:
-        self._progress, self._known = progress, known
+    def __init__(self, progress: Progress | None, known: frozenset[Identity], journal: Journal | None = None) -> None:
+        self._progress, self._known, self._journal = progress, known, journal
         self._seen: set[Identity] = set()
         self._began = self._told = time.monotonic()
         self._done: dict[int, tuple[int, int]] = {}
         self._new: set[Identity] = set()
 
-    def tick(self, worker: int, steps: int, examples: int, seen: frozenset[Identity]) -> None:
+    def tick(
+        self, worker: int, steps: int, examples: int, seen: frozenset[Identity], kept: tuple[Kept, ...] = ()
+    ) -> None:
         self._done[worker] = (steps, examples)
         self._seen |= seen & self._known
+        self._note(kept)
         now = time.monotonic()
         if self._progress is None or now - self._told < SECONDS_BETWEEN_REPORTS:
             return
         self._told = now
-        total, runs = (sum(column) for column in zip(*self._done.values(), strict=True))
+        total, runs = self._total()
         rate = total / (now - self._began)
         found = f"{len(self._new)} new, {len(self._seen)} known"
         self._progress(f"{total} steps in {runs} runs, {rate:.0f} a second, {found}")
 
+    def last(self, worker: int, tally: Tally) -> None:
+        """A worker has ended its search."""
+        steps, examples, _, kept = tally.so_far()
+        self._done[worker] = (steps, examples)
+        self._note(kept)
+
+    def _note(self, kept: Iterable[Kept]) -> None:
+        if self._journal is not None:
+            for one in kept:
+                self._journal.kept(one)
+            self._journal.went(*self._total())
+
+    def _total(self) -> tuple[int, int]:
+        steps, runs = zip(*self._done.values(), strict=True)
+        return sum(steps), sum(runs)
+
     def found(self, finding: Finding) -> None:
+        if self._journal is not None:
+            self._journal.found(finding, False)
+        self._tell(finding)
+
+    def _tell(self, finding: Finding) -> None:
         violation = finding.violation
         if violation.identity not in self._new:
             self._new.add(violation.identity)
@@ -275,7 +312,9 @@ class _Ticker:
 
     def reduced(self, finding: Finding) -> None:
         violation, count = finding.violation, len(finding.scenario.actions)
-        self.found(finding)
+        if self._journal is not None:
+            self._journal.found(finding, True)
+        self._tell(finding)
         self.say(f"{violation.invariant} ({violation.cause}) in {count} actions")
 
     def say(self, line: str) -> None:

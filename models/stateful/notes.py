@@ -37,10 +37,18 @@ def setting(config: Config) -> Setting:
     )
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A scenario that reached what none before it had: a search that is continued begins with it."""
+
+    scenario: Scenario
+    reached: tuple[str, ...]
+
+
 @dataclass
 class Tally:
     """What was done so far. ``steps`` and ``examples`` count exploring only: making a scenario small looks at one fault
-    again and again."""
+    again and again. ``kept`` waits to be handed over, and is empty where the search is not continued later."""
 
     findings: list[Finding] = field(default_factory=list)
     evaluations: Counter[str] = field(default_factory=Counter)
@@ -50,10 +58,13 @@ class Tally:
     steps: int = 0
     examples: int = 0
     interrupted: bool = False
+    kept: list[Kept] = field(default_factory=list)
 
-    def so_far(self) -> tuple[int, int, frozenset[Identity]]:
-        """Steps, runs, and everything seen, known findings included: what progress tells."""
-        return self.steps, self.examples, frozenset(self.first_seen)
+    def so_far(self) -> tuple[int, int, frozenset[Identity], tuple[Kept, ...]]:
+        """Steps, runs, and everything seen, known findings included: what progress tells. With it what is kept is
+        handed over."""
+        kept, self.kept = tuple(self.kept), []
+        return self.steps, self.examples, frozenset(self.first_seen), kept
 
     def error(self, text: str) -> None:
         """Note a mistake of a checker, once, and not without end."""

@@ -137,13 +137,17 @@ class Search:
         return setup, Run(self._subject, setup.config, self._watchers(self._notebook.known, True))
 
     def close(self, setup: Setup, run: Run) -> None:
+        _count(self.tally.coverage, setup, run)
+        self.account(run)
+
+    def account(self, run: Run) -> None:
+        """Take down what a run did and showed."""
         tally = self.tally
         elsewhere = self._notebook.elsewhere(run)
         found = self._notebook.remember(run)
         tally.examples += 1
         tally.steps += run.steps
         tally.evaluations.update(run.watcher.evaluations)
-        _count(tally.coverage, setup, run)
         for one in elsewhere if found is None else [*elsewhere, found]:
             tally.findings.append(one)
             self._report(one)

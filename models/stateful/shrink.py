@@ -186,10 +186,10 @@ class Reducer:
             index += not merged
 
     def _with(self, actions: tuple[Action, ...]) -> Scenario:
-        return replace(self.best, actions=tuple(_about_somebody(actions)))
+        return replace(self.best, actions=tuple(about_somebody(actions)))
 
 
-def _about_somebody(actions: Iterable[Action]) -> Iterator[Action]:
+def about_somebody(actions: Iterable[Action]) -> Iterator[Action]:
     """The same without what is done to requests that never came, and without prefixes of those: a scenario that names
     somebody unknown is refused where it is read."""
     names: set[str] = set()

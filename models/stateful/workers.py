@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from kvproof.models.stateful.drive import Identity, told
-from kvproof.models.stateful.notes import Report, Tally
+from kvproof.models.stateful.notes import Kept, Report, Tally
 
 Check = Callable[[], None]
 """Raises ``KeyboardInterrupt`` if somebody has asked for an end. Called where a search may stop."""
@@ -24,8 +24,8 @@ Check = Callable[[], None]
 WorkOne = Callable[[int, Report, Callable[[Tally], None], Check], Tally]
 """(worker, report a finding, report progress, check for an interrupt) to the worker's tally."""
 
-Tick = Callable[[int, int, int, frozenset[Identity]], None]
-"""Told of progress: worker, steps, runs, and everything seen."""
+Tick = Callable[[int, int, int, frozenset[Identity], tuple[Kept, ...]], None]
+"""Told of progress: worker, steps, runs, everything seen, and what was kept since it was told last."""
 
 SECONDS_TO_END = 10.0
 """How long a worker may take to hand over what it has after an interrupt. Then it is killed."""

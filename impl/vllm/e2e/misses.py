@@ -171,8 +171,8 @@ def _of(name: str) -> tuple[Shape, ...]:
             contrast=_DIVERGES,
             attention=64,
             counts="mamba retention",
-            says="recurrent group 0 (nearest state at 160), state 64 was never kept: retention 0 keeps only those at "
-            "prompt ends (retention)",
+            says="recurrent group 0 (nearest state at 160), state 64 was never kept: retention 0 keeps only those "
+            "where a resend resumes or prompts were seen to part (retention)",
         ),
         Shape(
             name="retention 96, divergence before it",
@@ -184,7 +184,7 @@ def _of(name: str) -> tuple[Shape, ...]:
             attention=64,
             counts="mamba retention",
             says="recurrent group 0 (nearest state at 96), state 64 was never kept: retention 96 keeps one per 96 "
-            "tokens and those at prompt ends (retention)",
+            "tokens and those where a resend resumes or prompts were seen to part (retention)",
         ),
     )
 

@@ -36,7 +36,9 @@ Rule = Literal[
 ]
 """What kept no better state.
 
-- ``retention``: the boundary is not one that the retention interval keeps.
+- ``retention``: the boundary is not one that the retention interval keeps. Whatever it is (0: vLLM's own default from
+  0.30.0 on), two kinds are kept: the boundary at which the same prompt would resume if it came again, and those at
+  which a later prompt was seen to leave an earlier one. A number adds one per so many tokens; ``None`` keeps every one.
 - ``alignment``: a hit has to end on a block (or unit), or states are kept on blocks only.
 - ``eagle``: what would serve it is in the unit that EAGLE drops.
 - ``short-prompt``, ``short-share``: the prompt, or what it shares, is shorter than one recurrent block.
@@ -53,6 +55,7 @@ request was cut into is not known.
 """
 
 NAMES = {"full": "full attention", "window": "sliding window", "mamba": "recurrent", "drafter": "drafter"}
+SPARSE = "where a resend resumes or prompts were seen to part"
 THINGS = {"full": "blocks", "window": "window", "mamba": "state", "drafter": "blocks"}
 
 
@@ -286,7 +289,7 @@ class _Lookup:
             return "alignment", f"a {what} is kept on multiples of {step} tokens and at the end of a prompt"
         forgot = " (or kept too long ago to be remembered)" if self.history.forgot else ""
         if retention is not None and (not retention or floor(wanted, retention) <= self.answered):
-            kept = f"one per {retention} tokens and those at prompt ends" if retention else "only those at prompt ends"
+            kept = f"one per {retention} tokens and those {SPARSE}" if retention else f"only those {SPARSE}"
             return "retention", f"{what} {wanted} was never kept: retention {retention} keeps {kept}{forgot}"
         if above is not None:
             where = f"those of {self.other.name}" if self.other is not None else "those kept"

@@ -1,0 +1,27 @@
+"""What ``replay`` shows besides its timeline: a moment of the cache, or all of them, one after the other."""
+
+from __future__ import annotations
+
+import sys
+
+from kvproof import paging
+from kvproof.replaying import Replayed
+from kvproof.streams import write
+
+
+def picture(replayed: Replayed, show: bool | None, step: bool) -> str:
+    """The moment at which it breaks, where that is wanted (``None``: on a terminal, if anything breaks).
+
+    With ``step`` the moments are gone through here and now; an interrupt ends the command.
+    """
+    if not step and show is not True and (show is False or not sys.stdout.isatty()):
+        return ""
+    from kvproof import moments
+
+    scenario = replayed.loaded.scenario
+    asked = replayed.loaded.finding.violation() if replayed.loaded.finding else None
+    film = paging.take(replayed.subject, replayed.loaded)
+    if step:
+        moments.step_through(scenario, film, asked, write, input)
+        return ""
+    return moments.shown(scenario, film, asked) if show or moments.breaks(film) else ""
