@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import re
@@ -109,7 +110,7 @@ def read_entries(values: Iterable[bytes], place: str, say: engines.Progress) -> 
         unread += 1
 
     for value in sorted(values):
-        entry = _read(lambda value=value: value, Entry, "kvproof_kept", "", count)  # type: ignore[misc]
+        entry = _read(functools.partial(bytes, value), Entry, "kvproof_kept", "", count)
         if entry is not None:
             try:
                 entries.append((entry, scenario_file.parse(entry.scenario).scenario))

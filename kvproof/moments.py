@@ -93,7 +93,7 @@ def _request(config: Config, frame: Frame, name: str) -> Iterator[RenderableType
         if table.request != name:
             continue
         size = config.groups[table.group].block_size
-        cells = [
+        cells: list[RenderableType] = [
             _cell(frame, block, f"@{(slot + 1) * size}", wrong(frame, block, name, table.group, slot))
             for slot, block in enumerate(table.blocks)
         ]

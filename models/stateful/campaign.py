@@ -163,7 +163,9 @@ def run(
     with Interrupts() as interrupts:
         searchers = min(workers, -(-steps // STEPS_A_WORKER))
         shares = [steps // searchers + (worker < steps % searchers) for worker in range(searchers)]
-        corpora = [journal and journal.corpus.share(worker, searchers) for worker in range(searchers)]
+        corpora = [
+            journal.corpus.share(worker, searchers) if journal is not None else None for worker in range(searchers)
+        ]
         tasks = [
             Task("search", worker, seed, known, share, seconds, corpus=corpus)
             for worker, (share, corpus) in enumerate(zip(shares, corpora, strict=True))
