@@ -95,6 +95,7 @@ def in_flight(length: int, out: int, **config: object) -> Scenario:
     return Scenario(replace(SHORT, **config), (first, Action("step", times=12)))  # type: ignore[arg-type]
 
 
+PLAYS["hybrid, sync, in part"] = load(14, 8, 1, connector="sync", load_report="block", step_tokens=4, max_running=4)
 PLAYS["a chunk in flight"] = in_flight(16, 1, step_tokens=4)
 PLAYS["an answer in flight"] = in_flight(5, 4)
 PLAYS["an answer in flight, fails"] = in_flight(5, 4, load_failure="fail")
@@ -148,6 +149,13 @@ def test_who_shares_what_a_load_failed_to_bring_runs_again(release: str) -> None
     shows_nothing(found)
     assert found.text.count("r4 [8, 9)") == 2, found.text
     assert found.judged["SLOT.attention-read"]
+
+
+def test_a_store_is_not_handed_what_it_failed_to_load_as_a_promise() -> None:
+    """The store knows that it failed before it stores anything; whoever handed it over did not."""
+    found = seen("0.30.0", "hybrid, sync, in part")
+    assert "EXT.offload-content" not in found.ids(), found.text
+    assert ("SLOT.null-write", "state-write-to-null") in found.broken, found.text
 
 
 @pytest.mark.parametrize("release", ["0.26.0", "0.30.0", "0.33.0"])

@@ -314,7 +314,7 @@ class Driver:
             )
         )
         if self.hand_over is not None:
-            self.hand_over.step_over()
+            self.hand_over.step_over(self.device.spoiled)
         loading = bool(self.store.flying) or (self.offload is not None and self.offload.busy)
         for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived), self._launched()):
             self._emit(found)

@@ -6,7 +6,7 @@ partial tails alone. A connector reads the block when the step has run; what lie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kvproof.impl.vllm.cacheview import RequestLog
@@ -28,12 +28,16 @@ class HandOver:
 
         scheduler.connector.build_connector_meta = build_connector_meta
 
-    def step_over(self) -> None:
-        """The step has run: judge what was offered in it."""
+    def step_over(self, spoiled: Collection[str]) -> None:
+        """The step has run: judge what was offered in it.
+
+        Not what was offered for ``spoiled`` requests: their load failed, which the connector knows before it stores
+        anything, and whoever offered it did not. No connector that is released and takes offers has such loads.
+        """
         offered, self.offered = self.offered, []
         for request, group, block, boundary in offered:
             log = self._sequences.get(request)
-            if log is not None and boundary < len(log.states):
+            if log is not None and boundary < len(log.states) and request not in spoiled:
                 self._emit(Offloaded(group, block, log.states[boundary], "offered"))
 
 
