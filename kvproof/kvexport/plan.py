@@ -45,10 +45,12 @@ def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> P
     if check in CONTENT:
         kinds = {g.kind for g in scenario.config.groups} if check in WHOLE else _kinds(scenario, violation)
     shown = 0 <= action < len(scenario.actions)
+    # How many steps a transfer needs is another matter from release to release.
+    whole = action >= 0 or not _ends_with_steps(scenario) or scenario.config.connector == "offload"
     return Plan(
         check=check,
         actions=tuple(scenario.actions[: action + 1] if shown else scenario.actions),
-        drain=check == "drained" or (not shown and (action >= 0 or not _ends_with_steps(scenario))),
+        drain=check == "drained" or (not shown and whole),
         recurrent="mamba" in kinds,
         attention=bool(kinds - {"mamba"}),
         convolution=convolution,

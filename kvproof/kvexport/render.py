@@ -102,6 +102,7 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "watch_call": f"watch_{watch}(self.scheduler, self.{NOTES.get(watch, 'faults')})",
         "check_template": f"check_{LOOKS[plan.check]}.py.jinja" if plan.check in LOOKS else "",
         "reuse": dict(violation.where) if violation is not None else {},
+        **_lacking(config, violation),
         "crossing": cause != "chunk-ends-off-boundary",
         "passed_over": passed_over,
         "preempts": "preempts-itself" in cause,
@@ -130,8 +131,8 @@ def _engine(plan: Plan, config: Config, releases: tuple[str, ...]) -> dict[str, 
         "method": method,
         "marked": marked,
         "drafter_groups": drafters,
-        # A lookup that falls short is asked of releases beyond those that it is recorded for, drafter and all.
-        "dspark": marked and (plan.check == "reuse" or _may_be(releases, "0.29", "0.30")),
+        # What a lookup finds, or a pool holds, is asked of releases beyond those that it is recorded for, drafter and all.
+        "dspark": marked and (plan.check in ("reuse", "startup") or _may_be(releases, "0.29", "0.30")),
         "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
         "retention": retention_of(config),
         "windows": any(group.kind == "window" for group in config.groups),
@@ -180,6 +181,26 @@ def _under_way(config: Config) -> str:
     if config.connector == "async":
         return "names or loads or self.scheduler.connector.loading"
     return "names or self.memory.jobs" if config.connector == "offload" else "names"
+
+
+def _lacking(config: Config, violation: Violation | None) -> dict[str, Any]:
+    """Which keys the group that is named lacks for what was promised, and whether a chunk had ended there.
+
+    None where no group is named, or where it is drafters that drop some: then any lookup that falls short counts.
+    """
+    nothing: dict[str, Any] = {"lacked": [], "ended": None}
+    where = dict(violation.where) if violation is not None else {}
+    number, promised = where.get("group"), where.get("promised")
+    if violation is None or not isinstance(number, int) or not isinstance(promised, int):
+        return nothing
+    group = config.groups[number]
+    if group.kind == "mamba":
+        return {"lacked": [promised], "ended": not violation.cause.startswith("no-chunk-ended")}
+    if config.eagle:
+        return nothing
+    size, first = group.block_size, group.first_read(promised) // group.block_size
+    ends = list(range((first + 1) * size, promised + 1, size))
+    return {"lacked": ends + [promised] * (promised % size > 0), "ended": None}
 
 
 def _may_be(releases: tuple[str, ...], *series: str) -> bool:
