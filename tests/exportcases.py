@@ -120,7 +120,7 @@ UNITS = Scenario(
 """A load that ends inside a block."""
 
 SHORT = Scenario(
-    Config((Group("full", 4),), 12, 4, 5, connector="sync"),
+    Config((Group("full", 4),), 12, 4, 5, max_running=4, connector="sync"),
     (Action("submit", "a", length=14, max_tokens=3, external=8, missing=1), Action("step", times=8)),
 )
 """A synchronous load that does not bring all that was promised."""

@@ -89,7 +89,8 @@ def constants_of(config: Config, plan: Plan, marked: bool) -> list[str]:
     if config.image_tokens:
         lines.append(f"IMAGE = {config.image_tokens}  # tokens")
     if config.connector == "offload":
-        lines.append(f"PAGE, HOST_BLOCKS = {HOST_PAGE}, {config.offload_blocks or 64 * config.num_blocks}  # of CPU memory")
+        blocks = config.offload_blocks or 64 * config.num_blocks
+        lines.append(f"PAGE, HOST_BLOCKS = {HOST_PAGE}, {blocks}  # of CPU memory")
     if uses_of(config, plan.actions).missing or plan.check == "offloaded-events":
         lines.append(f"GROUP_BLOCKS = {[group.block_size for group in config.groups]}  # tokens")
     if plan.recurrent or plan.check in ("bound", "refused", "offers"):
@@ -111,7 +112,8 @@ def constants_of(config: Config, plan: Plan, marked: bool) -> list[str]:
 def calls_of(config: Config, plan: Plan) -> list[str]:
     accepts = uses_of(config, plan.actions).accept
     images = _images(config, plan.actions)
-    return [_call(config, action, accepts, images) for action in plan.actions] + (["engine.drain()"] if plan.drain else [])
+    calls = [_call(config, action, accepts, images) for action in plan.actions]
+    return calls + (["engine.drain()"] if plan.drain else [])
 
 
 def _images(config: Config, actions: tuple[Action, ...]) -> dict[str, list[int]]:

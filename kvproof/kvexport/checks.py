@@ -131,13 +131,11 @@ def _blind(check: Check, violation: Violation) -> str:
         "cuts": ("refused",),  # any other cut goes through without a word
         "malformed": ("more-drafts-than-tokens",),
         "writes": ("write-over-key", "write-unheld"),
-        "startup": ("",),
     }.get(check)
     if seen is not None and not cause.endswith(seen):
         return f"a test of it sees only what ends in {' or '.join(seen)}"
-    if check == "reuse":
-        if "promised" not in dict(violation.where):
-            return "how many tokens which request was promised is not said (where of the record)"
+    if check == "reuse" and "promised" not in dict(violation.where):
+        return "how many tokens which request was promised is not said (where of the record)"
     if check in ("copied", "chosen", "handed") and cause.endswith("-null"):
         return "a test of it looks at what blocks hold, and the null block holds nothing"
     if check == "lookups" and "deeper-than-a-group" in cause:

@@ -131,7 +131,7 @@ def _engine(plan: Plan, config: Config, releases: tuple[str, ...]) -> dict[str, 
         "method": method,
         "marked": marked,
         "drafter_groups": drafters,
-        # What a lookup finds, or a pool holds, is asked of releases beyond those that it is recorded for, drafter and all.
+        # What a lookup finds, or a pool holds, is asked of releases beyond those recorded, drafter and all.
         "dspark": marked and (plan.check in ("reuse", "startup") or _may_be(releases, "0.29", "0.30")),
         "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
         "retention": retention_of(config),
@@ -244,5 +244,3 @@ def _peak(config: Config, actions: tuple[Action, ...]) -> int:
         min(a.length + a.max_tokens, config.max_model_len) + config.speculative for a in actions if a.kind == "submit"
     ]
     return max((peak_blocks(config, total) for total in totals), default=0)
-
-
