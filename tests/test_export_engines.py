@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvproof import cli, scenario_file
 from kvproof.kvexport import export_pytest
 from kvproof.spec.config import Config
-from kvproof.spec.finding import Violation
+from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Scenario, ScenarioError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -164,7 +165,7 @@ def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_kno
         (FLIGHT, "ADMIT.stall", "", "a test of it has no steps in flight (async_scheduling)"),
         (SHORT, "SLOT.attention-read", "", "looks at keys and writes alone"),
         (EAGLE, "SLOT.key-content", "key-window-wrong", "does not follow convolution windows through drafts"),
-        (EAGLE, "REUSE.resend", "lookup-passes-over", "which request was promised is not said"),
+        (EAGLE, "REUSE.resend", "lookup-passes-over", "does not say which request was promised how many tokens"),
         (EAGLE, "TAIL.hold-newest", "", "no test is written for TAIL.hold-newest"),
         (EAGLE, "HIT.only-recurrent-short", "short-cut-silently", "a test of it sees only what ends in refused"),
     ],
@@ -189,3 +190,16 @@ def test_asynchronous_loads_that_fall_short_are_played_for_crashes_alone(missing
     if missing:
         with pytest.raises(ScenarioError, match="looks at crashes alone"):
             written(played, "SLOT.key-content", "full-key-stale")
+
+
+def test_the_command_says_the_reason_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    violation = Violation("ADMIT.stall", "waiting-request-starves-in-idle-pool", "")
+    file = tmp_path / "f.json"
+    scenario_file.save(file, FLIGHT, Finding(violation, "vllm==0.33.0", FLIGHT, 1))
+    assert cli.run(["export", str(file), "-o", str(tmp_path / "test_it.py")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "kvproof: error: ADMIT.stall (waiting-request-starves-in-idle-pool): "
+        "a test of it has no steps in flight (async_scheduling): use --as text"
+    ]
+    assert not (tmp_path / "test_it.py").exists()

@@ -135,7 +135,7 @@ def _blind(check: Check, violation: Violation) -> str:
     if seen is not None and not cause.endswith(seen):
         return f"a test of it sees only what ends in {' or '.join(seen)}"
     if check == "reuse" and "promised" not in dict(violation.where):
-        return "how many tokens which request was promised is not said (where of the record)"
+        return "its where does not say which request was promised how many tokens"
     if check in ("copied", "chosen", "handed") and cause.endswith("-null"):
         return "a test of it looks at what blocks hold, and the null block holds nothing"
     if check == "lookups" and "deeper-than-a-group" in cause:

@@ -40,7 +40,7 @@ def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> P
     convolution = violation is not None and check in ("keys", "reads") and "window-wrong" in violation.cause
     reason = _beyond(scenario, check, convolution)
     if reason:
-        raise refusal(reason)
+        raise refusal(f"{violation.invariant} ({violation.cause}): {reason}" if violation else reason)
     kinds: set[GroupKind] = set()
     if check in CONTENT:
         kinds = {g.kind for g in scenario.config.groups} if check in WHOLE else _kinds(scenario, violation)
