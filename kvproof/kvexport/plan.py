@@ -38,12 +38,16 @@ def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> P
     """The test that shows ``violation``. Raises :class:`ScenarioError` with the reason where no check fits it."""
     check = choose(violation)
     convolution = violation is not None and check in ("keys", "reads") and "window-wrong" in violation.cause
-    reason = _beyond(scenario, check, convolution)
-    if reason:
-        raise refusal(f"{violation.invariant} ({violation.cause}): {reason}" if violation else reason)
     kinds: set[GroupKind] = set()
     if check in CONTENT:
         kinds = {g.kind for g in scenario.config.groups} if check in WHOLE else _kinds(scenario, violation)
+    reason = _beyond(scenario, check, convolution)
+    if check in CONTENT and not kinds:
+        reason = "the configuration has no group of the kind that it is about"
+    if violation is not None and violation.cause.endswith("unheld") and scenario.config.async_scheduling:
+        reason = "a test of it has no steps in flight (async_scheduling)"
+    if reason:
+        raise refusal(f"{violation.invariant} ({violation.cause}): {reason}" if violation else reason)
     shown = 0 <= action < len(scenario.actions)
     # How many steps a transfer needs is another matter from release to release.
     whole = action >= 0 or not _ends_with_steps(scenario) or scenario.config.connector == "offload"
@@ -66,6 +70,8 @@ def _beyond(scenario: Scenario, check: Check, convolution: bool) -> str:
         return "a test does not follow convolution windows through drafts"
     if check in ("offers", "serves", "copied", "chosen", "offloaded-events") and config.connector != "offload":
         return "what is stored in host memory is followed with the offloading connector alone"
+    if check in ("stall", "startup") and config.connector == "offload":
+        return "a test of it does not tell waiting for host memory from standing still"
     if check == "handed" and config.connector == "none":
         return "without a connector nothing is handed over"
     if check == "rests" and (config.connector != "async" or config.offers != "unit"):

@@ -180,7 +180,7 @@ def _under_way(config: Config) -> str:
     """Whether a step brought anything, or something is on its way."""
     if config.connector == "async":
         return "names or loads or self.scheduler.connector.loading"
-    return "names or self.memory.jobs" if config.connector == "offload" else "names"
+    return "names"
 
 
 def _lacking(config: Config, violation: Violation | None) -> dict[str, Any]:
