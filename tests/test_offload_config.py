@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from kvproof.impl.reference.subject import ReferenceSubject
-from kvproof.kvexport.plan import plan
+from kvproof.kvexport import export_pytest
 from kvproof.models.stateful.strategies import Dice, Menu, draw_setup
 from kvproof.scenario_file import parse
 from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.finding import Violation
 from kvproof.spec.machine.subject import MachineSubject
-from kvproof.spec.scenario import Action, Scenario, ScenarioError
+from kvproof.spec.scenario import Action, Scenario
 
 OFFLOAD = Config((Group("full", 4), Group("mamba", 4)), num_blocks=20, hash_unit=4, step_tokens=16, connector="offload")
 
@@ -38,11 +38,10 @@ def test_who_has_no_host_memory_says_so(subject: MachineSubject | ReferenceSubje
         subject.start(OFFLOAD, None)
 
 
-def test_it_is_written_read_and_not_exported() -> None:
+def test_it_is_written_read_and_exported() -> None:
     scenario = Scenario(replace(OFFLOAD, offload_blocks=7), (Action("submit", "r1", length=9, max_tokens=1),))
     assert parse(scenario.to_dict()).scenario == scenario
-    with pytest.raises(ScenarioError, match="use --as text"):
-        plan(scenario, Violation("FLOW.no-crash", "some-error", ""))
+    assert "HOST_BLOCKS = 65536, 7" in export_pytest(scenario, Violation("FLOW.no-crash", "some-error", ""), "")
 
 
 def test_diverging_hits_are_not_for_it() -> None:

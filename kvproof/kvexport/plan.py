@@ -3,77 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from kvproof.kvexport.checks import CONTENT, OVERLAPPED, WHOLE, Check, choose, refusal
 from kvproof.spec.config import GroupKind
 from kvproof.spec.finding import Violation
-from kvproof.spec.scenario import Action, Scenario, ScenarioError
-
-Check = Literal[
-    "crash",
-    "cuts",
-    "keys",
-    "reads",
-    "chunks",
-    "stall",
-    "starved",
-    "malformed",
-    "bound",
-    "refused",
-    "exact",
-    "dry-real",
-    "dry-pure",
-    "lookups",
-    "reuse",
-    "events",
-    "removals",
-    "null-writes",
-    "references",
-    "drained",
-    "null",
-    "null-count",
-]
-
-CHECKS: dict[str, Check] = {
-    "SLOT.key-content": "keys",
-    "SLOT.chunk-end": "chunks",
-    "SLOT.running-state": "reads",
-    "SLOT.attention-read": "reads",
-    "SLOT.null-write": "null-writes",
-    "ADMIT.mamba-bound": "bound",
-    "ADMIT.refused-though-fits": "refused",
-    "ADMIT.exact": "exact",
-    "ADMIT.dry-real": "dry-real",
-    "ADMIT.dry-pure": "dry-pure",
-    "ADMIT.stall": "stall",
-    "ADMIT.starved": "starved",
-    "REF.references": "references",
-    "REF.queue": "references",
-    "REF.queue-shape": "references",
-    "REF.double-free": "references",
-    "REF.null": "null",
-    "REF.null-count": "null-count",
-    "REF.drained": "drained",
-    "HIT.limit": "lookups",
-    "HIT.only-recurrent-short": "cuts",
-    "HIT.covers": "reads",
-    "HIT.promises": "reads",
-    "HIT.resume-boundary": "reads",
-    "HIT.same-step": "reads",
-    "REUSE.resend": "reuse",
-    "REUSE.sibling": "reuse",
-    "EVENT.stored-well-formed": "events",
-    "EVENT.removed-is-gone": "removals",
-    "FLOW.no-crash": "crash",
-}
-"""Which check shows a violation of an invariant. What a hit must bring is checked where it harms: when it is read."""
+from kvproof.spec.scenario import Action, Scenario
 
 
 @dataclass(frozen=True)
 class Plan:
     """One test. ``actions`` are those that count; ``drain`` is whether to finish everything after them.
 
-    ``recurrent`` and ``attention`` are the group kinds whose contents the test keeps an oracle of.
+    ``recurrent`` and ``attention`` are the group kinds whose contents the test keeps an oracle of; ``convolution`` is
+    whether it follows the convolution windows of recurrent groups as well.
     """
 
     check: Check
@@ -81,6 +23,7 @@ class Plan:
     drain: bool
     recurrent: bool
     attention: bool
+    convolution: bool = False
 
     @property
     def content(self) -> bool:
@@ -92,72 +35,70 @@ class Plan:
 
 
 def plan(scenario: Scenario, violation: Violation | None, action: int = -1) -> Plan:
-    """The test that shows ``violation``. Raises :class:`ScenarioError` where no check fits it."""
-    if scenario.config.connector == "offload":
-        raise ScenarioError("offloading to host memory has no pytest form yet: use --as text")
-    beyond = _beyond(scenario)
-    if beyond:
-        raise ScenarioError(f"{beyond} have no pytest form yet: use --as text")
+    """The test that shows ``violation``. Raises :class:`ScenarioError` with the reason where no check fits it."""
     check = choose(violation)
-    short = any(action.missing for action in scenario.actions) and scenario.config.connector != "none"
-    if short and (check != "crash" or scenario.config.connector != "async" or scenario.config.load_report != "block"):
-        raise ScenarioError("loads that fall short have no pytest form yet: use --as text")
-    if check == "reads" and any(group.kind == "chunked" for group in scenario.config.groups):
-        raise ScenarioError("what chunked local attention reads has no pytest form yet: use --as text")
-    kinds = _kinds(scenario, violation) if check in ("keys", "reads", "null-writes") else set()
+    convolution = violation is not None and check in ("keys", "reads") and "window-wrong" in violation.cause
+    kinds: set[GroupKind] = set()
+    if check in CONTENT:
+        kinds = {g.kind for g in scenario.config.groups} if check in WHOLE else _kinds(scenario, violation)
+    reason = _beyond(scenario, check, convolution)
+    if check in CONTENT and not kinds:
+        reason = "the configuration has no group of the kind that it is about"
+    if violation is not None and violation.cause.endswith("unheld") and scenario.config.async_scheduling:
+        reason = "a test of it has no steps in flight (async_scheduling)"
+    if reason:
+        raise refusal(f"{violation.invariant} ({violation.cause}): {reason}" if violation else reason)
     shown = 0 <= action < len(scenario.actions)
+    # How many steps a transfer needs is another matter from release to release.
+    whole = action >= 0 or not _ends_with_steps(scenario) or scenario.config.connector == "offload"
     return Plan(
         check=check,
         actions=tuple(scenario.actions[: action + 1] if shown else scenario.actions),
-        drain=check == "drained" or (not shown and (action >= 0 or not _ends_with_steps(scenario))),
+        drain=check == "drained" or (not shown and whole),
         recurrent="mamba" in kinds,
         attention=bool(kinds - {"mamba"}),
+        convolution=convolution,
     )
 
 
-def _beyond(scenario: Scenario) -> str:
-    """What the scenario uses that no test does: without it, a test would pass where the finding is."""
+def _beyond(scenario: Scenario, check: Check, convolution: bool) -> str:
+    """What the scenario uses that no test of this check does: without it, a test would pass where the finding is."""
     config, actions = scenario.config, scenario.actions
+    if check == "reads" and any(group.kind == "chunked" for group in config.groups):
+        return "a test does not follow what chunked local attention reads"
+    if convolution and any(action.max_tokens > 1 for action in actions) and config.speculative:
+        return "a test does not follow convolution windows through drafts"
+    if check in ("offers", "serves", "copied", "chosen", "offloaded-events") and config.connector != "offload":
+        return "what is stored in host memory is followed with the offloading connector alone"
+    if check in ("stall", "startup") and config.connector == "offload":
+        return "a test of it does not tell waiting for host memory from standing still"
+    if check == "handed" and config.connector == "none":
+        return "without a connector nothing is handed over"
+    if check == "rests" and (config.connector != "async" or config.offers != "unit"):
+        return "the rest of a block that a load fills in part is looked at where asynchronous loads end with a unit"
     if config.async_scheduling:
-        return "steps in flight"
-    if any(action.images for action in actions):
-        return "images"
+        if check not in OVERLAPPED:
+            return "a test of it has no steps in flight (async_scheduling)"
+        if any(action.images for action in actions):
+            return "a test with steps in flight (async_scheduling) has no images"
+    return _beyond_loads(scenario, check)
+
+
+def _beyond_loads(scenario: Scenario, check: Check) -> str:
+    """The same of loads that fall short."""
+    config = scenario.config
+    if config.connector not in ("sync", "async") or not any(action.missing for action in scenario.actions):
+        return ""
+    if config.connector == "sync":
+        if check not in ("keys", "writes", "crash"):
+            return "a test of synchronous loads that fall short looks at keys and writes alone"
+        return ""
+    if config.async_scheduling or check != "crash" or config.load_report != "block":
+        return (
+            "a test of asynchronous loads that fall short looks at crashes alone, "
+            "with failed blocks named and no steps in flight"
+        )
     return ""
-
-
-def choose(violation: Violation | None) -> Check:
-    """Which check shows the violation."""
-    if violation is None:
-        return "drained"
-    check = CHECKS.get(violation.invariant)
-    if "MalformedOutput" in violation.cause:
-        check = "malformed"  # the release itself does not raise: its worker would, which is not there
-    if check is None or not _shows(check, violation):
-        raise ScenarioError(f"{violation.invariant} ({violation.cause}) has no pytest form yet: use --as text")
-    return check
-
-
-def _shows(check: Check, violation: Violation) -> bool:
-    """Whether the check can see this cause: a test that can't fail would be worse than none."""
-    cause = violation.cause
-    if check in ("keys", "reads"):
-        return "window-wrong" not in cause  # it keeps no convolution windows
-    if check == "null-writes":
-        return cause == "attention-write-to-null"
-    if check == "starved":
-        return cause == "waiting-request-passed-over"
-    if check == "removals":
-        return cause == "removed-while-carried"
-    if check == "reuse":
-        where = dict(violation.where)
-        return "promised" in where and where["request"] != where["base"]  # that is its second lookup, or a later one
-    if check == "events":
-        return cause.endswith("tokens-of-other-blocks")
-    if check == "cuts":
-        return cause.endswith("refused")  # any other cut goes through without a word
-    if check == "malformed":
-        return cause.endswith("more-drafts-than-tokens")
-    return not (check == "lookups" and "deeper-than-a-group" in cause)
 
 
 def _kinds(scenario: Scenario, violation: Violation | None) -> set[GroupKind]:
@@ -176,8 +117,11 @@ def _kinds(scenario: Scenario, violation: Violation | None) -> set[GroupKind]:
     about = violation.cause.partition("-")[0]  # a record names no group, but its cause begins with what it is about
     if violation.invariant in ("HIT.covers", "HIT.promises"):
         return recurrent if about == "mamba" else attention
-    if violation.invariant == "SLOT.key-content" and about in ("full", "partial", "attention"):
-        return attention if about == "attention" else recurrent
+    if violation.invariant in ("SLOT.key-content", "SLOT.exclusive-write"):
+        if about == "attention":
+            return attention
+        if about in ("full", "partial", "key", "state"):
+            return recurrent
     return kinds
 
 

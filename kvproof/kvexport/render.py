@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvproof.impl.vllm.progress import STARVED_AFTER
 from kvproof.kvexport import wording
+from kvproof.kvexport.calls import calls_of, constants_of, decodes, retention_of, uses_of
+from kvproof.kvexport.checks import WHOLE
 from kvproof.kvexport.imports import imports_of
 from kvproof.kvexport.origin import origin
 from kvproof.kvexport.plan import Plan
@@ -32,11 +33,26 @@ WATCHES = {
     "removals": "removals",
     "malformed": "drafts",
     "cuts": "cuts",
+    "preemptions": "preemptions",
+    "offloaded-events": "offloaded_events",
+    "offers": "offers",
+    "serves": "offers",
+    "handed": "handed",
+    "copied": "stores",
+    "chosen": "stores",
+    "rests": "rests",
 }
 """Checks that wrap the scheduler's own methods, and the template that does it."""
 
+NOTES = {"handed": "handed", "stores": "keys", "rests": "unwiped", "starved": "refused"}
+"""Where what such a template sees is noted, unless it is a fault: an attribute of the engine."""
+
 LOOKS = {
     "keys": "keys",
+    "writes": "writes",
+    "handed": "handed",
+    "rests": "rests",
+    "startup": "lone",
     "stall": "stall",
     "starved": "starved",
     "references": "references",
@@ -45,21 +61,6 @@ LOOKS = {
     "null-count": "null",
 }
 """Checks that look at the engine between calls, and the template that does it."""
-
-
-@dataclass(frozen=True)
-class Uses:
-    """What the scenario does beyond submitting and stepping."""
-
-    base: bool
-    priority: bool
-    missing: bool
-    accept: bool
-    finish: bool
-    abort: bool
-    reset: bool
-    preempt: bool
-    evict: bool
 
 
 def render(plan: Plan, scenario: Scenario, violation: Violation | None, subject: str) -> str:
@@ -89,78 +90,117 @@ def _templates() -> Environment:
 
 
 def _values(plan: Plan, config: Config, violation: Violation | None, releases: tuple[str, ...]) -> dict[str, Any]:
-    watch = WATCHES.get(plan.check, "")
-    method = _method(config)
-    drafters = [index for index, group in enumerate(config.groups) if group.drafter]
-    marked = method == "mtp" and bool(drafters)
+    cause = violation.cause if violation is not None else ""
+    passed_over = cause.partition("-")[0] if plan.check == "starved" else ""
+    watch = "starved" if passed_over == "running" else WATCHES.get(plan.check, "")
     return {
-        "config": config,
-        "decodes": _decodes(config, plan.actions),
-        "drafts": config.speculative > 0 and _decodes(config, plan.actions),
+        **_engine(plan, config, releases),
+        **_parts(plan, config),
         "check": plan.check,
-        "content": plan.content,
-        "recurrent": plan.recurrent,
-        "attention": plan.attention,
-        "reads": plan.reads,
-        "judges_writes": plan.check == "null-writes",
-        "checkpoints": plan.recurrent and config.checkpoint_blocks > 0,
-        "windows": any(group.kind == "window" for group in config.groups),
-        "idle": plan.check == "stall",
-        "drain": plan.drain,
-        "uses": _uses(config, plan.actions),
-        "method": method,
-        "marked": marked,
-        "drafter_groups": drafters,
-        # A lookup that falls short is asked of releases beyond those that it is recorded for, drafter and all.
-        "dspark": marked and (plan.check == "reuse" or _may_be(releases, "0.29", "0.30")),
-        "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
-        "retention": _retention(config),
+        "idle": plan.check in ("stall", "startup"),
         "watch": f"watch_{watch}.py.jinja" if watch else "",
-        "watch_call": f"watch_{watch}(self.scheduler, self.faults)",
+        "watch_call": f"watch_{watch}(self.scheduler, self.{NOTES.get(watch, 'faults')})",
         "check_template": f"check_{LOOKS[plan.check]}.py.jinja" if plan.check in LOOKS else "",
         "reuse": dict(violation.where) if violation is not None else {},
-        "crossing": violation is not None and violation.cause != "chunk-ends-off-boundary",
-        "wide_block": config.mamba_block > min(config.step_tokens, config.long_prefill_threshold or config.step_tokens),
+        **_lacking(config, violation),
+        "crossing": cause != "chunk-ends-off-boundary",
+        "passed_over": passed_over,
+        "preempts": "preempts-itself" in cause,
+        "over_key": cause.endswith("over-key"),
+        "offers_nothing": cause.endswith("offers-nothing"),
+        "lacks": next((what for what in ("state", "attention") if what in cause), ""),
         "exact_fault": _exact_fault(violation),
         "bound_terms": _bound_terms(config, violation),
-        "steps": config.load_steps if config.connector == "async" else 1,
-        "loads": config.connector == "async" or (config.connector == "sync" and plan.content),
         "peak": _peak(config, plan.actions),
         "starved_after": STARVED_AFTER,
-        "constants": _constants(config, plan, marked),
-        "calls": _calls(config, plan),
         "name": re.sub(r"\W+", "_", violation.invariant.lower()) if violation is not None else "scenario",
         "promise": wording.docstring(wording.promise(violation)),
     }
 
 
-def _uses(config: Config, actions: tuple[Action, ...]) -> Uses:
-    kinds = {action.kind for action in actions}
-    return Uses(
-        base=any(action.base for action in actions),
-        priority=config.policy == "priority" and any(action.priority for action in actions),
-        missing=config.connector != "none" and any(action.missing for action in actions),
-        accept=config.speculative > 0 and _decodes(config, actions) and any(action.accept for action in actions),
-        finish="finish" in kinds,
-        abort="abort" in kinds,
-        reset="reset" in kinds,
-        preempt="preempt" in kinds,
-        evict="evict" in kinds,
-    )
+def _engine(plan: Plan, config: Config, releases: tuple[str, ...]) -> dict[str, Any]:
+    """What the engine is made of."""
+    method = _method(config)
+    drafters = [index for index, group in enumerate(config.groups) if group.drafter]
+    marked = method == "mtp" and bool(drafters)
+    return {
+        "config": config,
+        "overlapped": config.async_scheduling,
+        "offload": config.connector == "offload",
+        "double": config.connector in ("sync", "async"),
+        "method": method,
+        "marked": marked,
+        "drafter_groups": drafters,
+        # What a lookup finds, or a pool holds, is asked of releases beyond those recorded, drafter and all.
+        "dspark": marked and (plan.check in ("reuse", "startup") or _may_be(releases, "0.29", "0.30")),
+        "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
+        "retention": retention_of(config),
+        "windows": any(group.kind == "window" for group in config.groups),
+        "wide_block": config.mamba_block > min(config.step_tokens, config.long_prefill_threshold or config.step_tokens),
+        "constants": constants_of(config, plan, marked),
+    }
 
 
-def _decodes(config: Config, actions: tuple[Action, ...]) -> bool:
-    """Whether any request gets beyond its first token. Without that nothing is ever drafted."""
-    return any(action.kind == "submit" and _output(config, action) > 1 for action in actions)
+def _parts(plan: Plan, config: Config) -> dict[str, Any]:
+    """Which parts of the engine, its store and the oracle of contents the scenario needs."""
+    uses = uses_of(config, plan.actions)
+    answers = decodes(config, plan.actions)
+    drafts = config.speculative > 0 and (answers or config.async_scheduling)
+    lost = uses.missing and config.connector == "sync"
+    loads = config.connector == "async" or (config.connector == "sync" and (plan.content or lost))
+    extra = ["priority=priority"] * uses.priority + ["mm_features=features"] * uses.images
+    return {
+        "uses": uses,
+        "extra": extra,
+        "calls": calls_of(config, plan),
+        "drain": plan.drain,
+        "decodes": answers,
+        "drafts": drafts,
+        "answered": ", dict(zip(names, answers))" if drafts and plan.recurrent else "",
+        "content": plan.content,
+        "recurrent": plan.recurrent,
+        "attention": plan.attention,
+        "convolution": plan.convolution,
+        "reads": plan.reads,
+        "whole": plan.check in WHOLE,
+        "moves": plan.check == "copied" and plan.recurrent,
+        "judges_writes": plan.check == "null-writes",
+        "checkpoints": plan.recurrent and config.checkpoint_blocks > 0,
+        "steps": config.load_steps if config.connector in ("async", "offload") else 1,
+        "loads": loads,
+        "tables": loads and (plan.content or plan.check == "rests" or lost),
+        "lost": lost,
+        "spoils": lost and plan.content,
+        "owed": lost and plan.check == "keys",
+        "under_way": _under_way(config),
+    }
 
 
-def _output(config: Config, action: Action) -> int:
-    """The most tokens that the submitted request puts out."""
-    return max(1, min(action.max_tokens, config.max_model_len - _length(config, action)))
+def _under_way(config: Config) -> str:
+    """Whether a step brought anything, or something is on its way."""
+    if config.connector == "async":
+        return "names or loads or self.scheduler.connector.loading"
+    return "names"
 
 
-def _length(config: Config, action: Action) -> int:
-    return min(action.length, config.max_model_len - 1)
+def _lacking(config: Config, violation: Violation | None) -> dict[str, Any]:
+    """Which keys the group that is named lacks for what was promised, and whether a chunk had ended there.
+
+    None where no group is named, or where it is drafters that drop some: then any lookup that falls short counts.
+    """
+    nothing: dict[str, Any] = {"lacked": [], "ended": None}
+    where = dict(violation.where) if violation is not None else {}
+    number, promised = where.get("group"), where.get("promised")
+    if violation is None or not isinstance(number, int) or not isinstance(promised, int):
+        return nothing
+    group = config.groups[number]
+    if group.kind == "mamba":
+        return {"lacked": [promised], "ended": not violation.cause.startswith("no-chunk-ended")}
+    if config.eagle:
+        return nothing
+    size, first = group.block_size, group.first_read(promised) // group.block_size
+    ends = list(range((first + 1) * size, promised + 1, size))
+    return {"lacked": ends + [promised] * (promised % size > 0), "ended": None}
 
 
 def _may_be(releases: tuple[str, ...], *series: str) -> bool:
@@ -176,14 +216,7 @@ def _method(config: Config) -> str:
         return "mtp"
     if any(group.drafter for group in config.groups):
         return "draft_model"
-    return "ngram"
-
-
-def _retention(config: Config) -> int | None:
-    """Where no group is sparse, 0 means nothing, and older releases refuse it."""
-    if config.retention == 0 and all(group.kind in ("full", "chunked") for group in config.groups):
-        return None
-    return config.retention
+    return "ngram_gpu" if config.async_scheduling else "ngram"
 
 
 def _exact_fault(violation: Violation | None) -> str:
@@ -211,69 +244,3 @@ def _peak(config: Config, actions: tuple[Action, ...]) -> int:
         min(a.length + a.max_tokens, config.max_model_len) + config.speculative for a in actions if a.kind == "submit"
     ]
     return max((peak_blocks(config, total) for total in totals), default=0)
-
-
-def _constants(config: Config, plan: Plan, marked: bool) -> list[str]:
-    lines = []
-    if config.scheduler_block != config.hash_unit:
-        lines += [f"BLOCK, HASH_UNIT = {config.scheduler_block}, {config.hash_unit}  # tokens"]
-    else:
-        lines += [f"BLOCK = HASH_UNIT = {config.scheduler_block}  # tokens"]
-    lines += [
-        f"NUM_BLOCKS = {config.num_blocks}  # with the null block",
-        f"STEP_TOKENS = {config.step_tokens}",
-        f"MAX_NUM_SEQS = {config.max_running}",
-        f"MAX_MODEL_LEN = {config.max_model_len}",
-        f"RETENTION = {_retention(config)}  # prefix_cache_retention_interval",
-    ]
-    if config.speculative:
-        lines.append(f"K = {config.speculative}  # draft tokens")
-    if marked:
-        module = "vllm.model_executor.layers.mamba.checkpoint"
-        lines += ["# Whether the release tells MTP layers from the model's own: from 0.31."]
-        lines += [f'MARKED = bool(importlib.util.find_spec("{module}"))']
-    groups = list(enumerate(config.groups))
-    if _uses(config, plan.actions).missing:
-        lines.append(f"GROUP_BLOCKS = {[group.block_size for group in config.groups]}  # tokens")
-    if plan.recurrent or plan.check in ("bound", "refused"):
-        recurrent = [index for index, group in groups if group.kind == "mamba"]
-        lines.append(f"RECURRENT = {recurrent}  # groups whose block holds one whole state")
-    if plan.attention:
-        lines.append(f"ATTENTION = { {i: g.block_size for i, g in groups if g.kind != 'mamba'} }  # group: block size")
-    if plan.attention and plan.reads:
-        windows = {i: g.window for i, g in groups if g.kind == "window"}
-        if windows:
-            lines.append(f"WINDOWS = {windows}  # group: tokens")
-    if any(action.kind == "finish" for action in plan.actions):
-        lines.append("STOP = 7  # the token that ends a request")
-    return lines
-
-
-def _calls(config: Config, plan: Plan) -> list[str]:
-    accepts = _uses(config, plan.actions).accept
-    return [_call(config, action, accepts) for action in plan.actions] + (["engine.drain()"] if plan.drain else [])
-
-
-def _call(config: Config, action: Action, accepts: bool) -> str:
-    name = wording.literal(action.request)
-    if action.kind == "submit":
-        length = _length(config, action)
-        arguments = [name, f"length={length}", f"max_tokens={_output(config, action)}"]
-        if action.base:
-            arguments += [f"base={wording.literal(action.base)}", f"shared={min(action.shared, length)}"]
-        if config.connector != "none" and action.external:
-            arguments.append(f"external={action.external}")
-        if config.connector != "none" and action.missing:
-            arguments.append(f"missing={action.missing}")
-        if config.policy == "priority" and action.priority:
-            arguments.append(f"priority={action.priority}")
-        return f"engine.submit({', '.join(arguments)})"
-    if action.kind == "step":
-        accept = f"accept={action.accept}" if action.accept and accepts else ""
-        times = str(action.times) if action.times != 1 else ""
-        return f"engine.step({', '.join(filter(None, [times, accept]))})"
-    if action.kind == "evict":
-        return f"engine.evict({action.times})"
-    if action.kind == "reset":
-        return "engine.reset()"
-    return f"engine.{action.kind}({name})"

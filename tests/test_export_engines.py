@@ -1,0 +1,213 @@
+"""Exported tests: what engines are made of beyond a scheduler, and why some scenarios have no test."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvproof import cli, scenario_file
+from kvproof.kvexport import export_pytest
+from kvproof.spec.config import Config
+from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.scenario import Scenario, ScenarioError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from exportcases import EAGLE, FLIGHT, HOST, IMAGES, LONG, SHORT, SHORT_IN_FLIGHT, TAIL, UNITS
+
+sys.path.pop(0)
+
+
+def written(scenario: Scenario, invariant: str, cause: str, **where: str | int) -> str:
+    text = export_pytest(scenario, Violation(invariant, cause, "", tuple(where.items())), "vllm==0.33.0")
+    ast.parse(text)
+    return text
+
+
+def test_offloading_is_the_release_s_own_down_to_the_copy() -> None:
+    text = written(HOST, "EXT.offload-serves", "holds-but-offers-nothing")
+    assert 'kv_connector="OffloadingConnector"' in text
+    assert '"self_describing_kv_events": True' in text
+    assert "self.worker = make_worker(self.scheduler, self.memory)" in text
+    assert "PAGE, HOST_BLOCKS = 65536, 2560" in text
+    assert "watch_offers(self.scheduler, self.faults)" in text
+    for absent in ("class Store", "class Device", "self.device", "external"):
+        assert absent not in text
+
+
+def test_what_is_copied_is_looked_at_when_it_is_copied() -> None:
+    text = written(HOST, "EXT.offload-content", "state-overwritten-before-copy")
+    assert "HostMemory(self.device, self.check_stored)" in text
+    assert "self.move_state(" in text
+    assert text.index("self.entries.pop(block, None)") < text.index("self.move_state(")
+    chosen = written(HOST, "EXT.offload-content", "chosen-full-key-stale")
+    assert "self.check_chosen(output)" in chosen
+    assert "self.copying" not in chosen
+    assert "self.move_state(" not in chosen
+
+
+def test_a_hand_over_is_looked_at_when_its_step_has_run() -> None:
+    text = written(TAIL, "EXT.offload-content", "offered-full-key-stale")
+    assert "watch_handed(self.scheduler, self.handed)" in text
+    assert text.index("self.scheduler.update_from_output(") < text.index("self.check_handed(self.handed)")
+    assert "self.check_handed(handed)" in written(FLIGHT, "EXT.offload-content", "offered-full-key-stale")
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [("offers-boundary-without-state", "no state of group"), ("offers-attention-it-lacks", "holds no block up to"),
+     ("leaves-nothing-to-compute", "into a state that has it already")],
+)  # fmt: skip
+def test_an_offer_is_judged_by_its_cause(cause: str, said: str) -> None:
+    text = written(HOST, "EXT.offload-offers", cause)
+    assert said in text
+    assert text.count("faults.append(") == 1
+
+
+def test_what_a_store_could_serve_takes_each_group_s_blocks() -> None:
+    text = written(HOST, "EXT.offload-serves", "holds-more-than-it-offers")
+    assert "for boundary in range(start // 8 * 8, end, 8):" in text
+    assert "first = max(start, end - 16)" in text
+    assert "yield 2, end" in text
+    assert "if offered and computed + offered < end:" in text
+
+
+def test_steps_in_flight_are_those_of_the_release_s_asynchronous_scheduler() -> None:
+    text = written(FLIGHT, "SLOT.key-content", "full-key-stale", group=1)
+    for line in (
+        "async_scheduling=True,",
+        "make = config.scheduler_config.get_scheduler_cls()",
+        'method="ngram", num_speculative_tokens=K',
+        'config.method = "ngram_gpu"',
+        "if len(self.flying) < 2 and more:",
+        "keyed = self.keyed()",
+        "engine.step(5, accept=(1,))",
+        'engine.finish("a")',
+    ):
+        assert line in text
+    assert "update_draft_token_ids" not in text  # drafts stay on the device
+    assert "sched.scheduler import Scheduler" not in text
+
+
+def test_images_stand_where_they_fit_and_are_inherited() -> None:
+    text = written(IMAGES, "ADMIT.stall", "running-request-starves-in-idle-pool")
+    assert 'engine.submit("a", length=40, max_tokens=2, images=[4, 20])' in text
+    assert 'engine.submit("b", length=48, max_tokens=2, base="a", shared=24, images=[4, 30])' in text
+    assert "IMAGE = 6  # tokens" in text
+    assert "mm_features=features" in text
+    assert "encoder_cache_manager" in text
+    assert "MultiModalFeatureSpec" not in written(LONG, "ADMIT.stall", "")
+
+
+def test_a_start_up_promise_is_the_release_s_own() -> None:
+    text = written(EAGLE, "ADMIT.startup", "lone-request-starves")
+    assert "plans.get_kv_cache_configs(" in text
+    assert "if not starts(engine.scheduler):" in text
+    assert "and nothing runs for 3 steps" in text
+    assert "loses its blocks 3 times" in written(EAGLE, "ADMIT.startup", "lone-request-preempts-itself")
+
+
+def test_the_rest_of_a_block_is_wiped_before_a_load_ends_in_it() -> None:
+    text = written(UNITS, "EXT.rest-wiped", "rest-of-loaded-block-dirty")
+    assert "self.unwiped -= {*(output.new_block_ids_to_zero or ())}" in text
+    assert "self.check_rests(loads)" in text
+    assert "class Device" not in text
+
+
+def test_a_convolution_window_is_written_before_checkpoint_and_state() -> None:
+    text = written(UNITS, "SLOT.key-content", "key-window-wrong", group=1)
+    window = text.index("self.put_window(table, -(-end // BLOCK) - 1")
+    checkpoint = text.index("self.put(table, column, prefix(tokens, position))")
+    assert window < checkpoint < text.index("self.put(table, -(-end // BLOCK) - 1, prefix(tokens, end))")
+    assert "put_window" not in written(UNITS, "SLOT.key-content", "full-key-stale", group=1)
+
+
+def test_what_a_synchronous_load_did_not_bring_is_owed_and_said() -> None:
+    text = written(SHORT, "SLOT.key-content", "attention-key-missing")
+    for line in (
+        "missing=1)",
+        'kv_load_failure_policy="recompute"',
+        "invalid_block_ids=self.scheduler.connector.failed(loads)",
+        "self.owe(loads)",
+        "if number in self.owed():",
+        "pytest.skip(",
+    ):
+        assert line in text
+    over = written(SHORT, "SLOT.exclusive-write", "attention-write-over-key")
+    assert "self.check_writes()" in over
+    assert "owed" not in over
+    assert "self.check_writes(keyed)" in written(SHORT_IN_FLIGHT, "SLOT.exclusive-write", "attention-write-over-key")
+
+
+def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_known() -> None:
+    promised: dict[str, str | int] = {"request": "b", "base": "a", "promised": 16}
+    plain = written(TAIL, "REUSE.resend", "tail-state-not-kept-with-store", **promised)
+    assert "lacks" not in plain
+    kept = written(TAIL, "REUSE.resend", "tail-state-not-kept-with-store", **promised, group=1)
+    assert "return 16 in ends and (16, 1) not in cached()" in kept
+    ended = written(TAIL, "REUSE.resend", "no-chunk-ended-at-tail-with-store", **promised, group=1)
+    assert "return 16 not in ends and (16, 1) not in cached()" in ended
+    full = written(TAIL, "REUSE.resend", "full-not-kept-with-store", **{**promised, "promised": 70}, group=0)
+    assert "for end in [64, 70])" in full
+    own = written(TAIL, "REUSE.sibling", "tail-state-not-kept-with-store", **{**promised, "base": "b"}, group=1)
+    assert "b is preempted: while nothing of its prompt is lost" in own
+
+
+@pytest.mark.parametrize(
+    ("scenario", "invariant", "cause", "reason"),
+    [
+        (TAIL, "EXT.offload-offers", "offers-boundary-without-state", "with the offloading connector alone"),
+        (EAGLE, "EXT.offload-content", "offered-full-key-stale", "without a connector nothing is handed over"),
+        (TAIL, "EXT.rest-wiped", "rest-of-loaded-block-dirty", "where asynchronous loads end with a unit"),
+        (FLIGHT, "ADMIT.stall", "", "a test of it has no steps in flight (async_scheduling)"),
+        (
+            FLIGHT,
+            "SLOT.exclusive-write",
+            "state-write-unheld",
+            "a test of it has no steps in flight (async_scheduling)",
+        ),
+        (HOST, "ADMIT.stall", "", "does not tell waiting for host memory from standing still"),
+        (SHORT, "SLOT.exclusive-write", "state-write-over-key", "has no group of the kind that it is about"),
+        (SHORT, "SLOT.attention-read", "", "looks at keys and writes alone"),
+        (EAGLE, "SLOT.key-content", "key-window-wrong", "does not follow convolution windows through drafts"),
+        (EAGLE, "REUSE.resend", "lookup-passes-over", "does not say which request was promised how many tokens"),
+        (EAGLE, "TAIL.hold-newest", "", "no test is written for TAIL.hold-newest"),
+        (EAGLE, "HIT.only-recurrent-short", "short-cut-silently", "a test of it sees only what ends in refused"),
+    ],
+)
+def test_what_no_test_shows_is_refused_with_the_reason(
+    scenario: Scenario, invariant: str, cause: str, reason: str
+) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        written(scenario, invariant, cause)
+    said = str(refused.value)
+    assert reason in said
+    assert said.endswith(": use --as text")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("missing", [4, 0])
+def test_asynchronous_loads_that_fall_short_are_played_for_crashes_alone(missing: int) -> None:
+    first, *rest = LONG.actions
+    config: Config = replace(LONG.config, load_report="block")
+    played = Scenario(config, (replace(first, missing=missing), *rest))
+    assert ("invalid_block_ids" in written(played, "FLOW.no-crash", "")) is bool(missing)
+    if missing:
+        with pytest.raises(ScenarioError, match="looks at crashes alone"):
+            written(played, "SLOT.key-content", "full-key-stale")
+
+
+def test_the_command_says_the_reason_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    violation = Violation("ADMIT.stall", "waiting-request-starves-in-idle-pool", "")
+    file = tmp_path / "f.json"
+    scenario_file.save(file, FLIGHT, Finding(violation, "vllm==0.33.0", FLIGHT, 1))
+    assert cli.run(["export", str(file), "-o", str(tmp_path / "test_it.py")]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "kvproof: error: ADMIT.stall (waiting-request-starves-in-idle-pool): "
+        "a test of it has no steps in flight (async_scheduling): use --as text"
+    ]
+    assert not (tmp_path / "test_it.py").exists()
