@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvproof.impl.vllm.fetch import cache_folder
 
-FLAGS = ("-std=c++20", "-O2", "-shared", "-fPIC", "-pthread", "-w")
+FLAGS = ("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-w")
 
 
 class Unavailable(RuntimeError):
@@ -58,9 +58,7 @@ def _first_error(text: str) -> str:
     return lines[0][-300:]
 
 
-ASK = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)
-)
+ASK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64))
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from kvproof.models.explore.native.kinds import Kind, Untranslatable, cpp, sequence, short
+from kvproof.models.explore.native.kinds import INT, Kind, Untranslatable, cpp, short
+
+LINEAR = 4
+"""Entries up to which a dictionary is looked through."""
 
 
 class Classes(Protocol):
@@ -78,11 +81,17 @@ class Constants:
 
     def _dict(self, value: Mapping[Any, Any], kind: Kind) -> str:
         inner = cpp(kind)[:-1]
-        items = ", ".join(f"{{{self.write(k, kind.parts[0])}, {self.write(v, kind.parts[1])}}}" for k, v in value.items())
-        size = len(value)
+        items, size = ", ".join(self._entry(key, held, kind) for key, held in value.items()), len(value)
         array = f"static {inner}::Entry @_items[] = {{{items}}};\n" if size else ""
-        text = f"{array}static {inner} @{{{'@_items' if size else 'nullptr'}, {size}, {size}}};"
+        slots = _slots(list(value)) if size > LINEAR and kind.parts[0] == INT else []
+        if slots:
+            array += f"static const int16_t @_slots[] = {{{', '.join(map(str, slots))}}};\n"
+        index = f", @_slots, {len(slots) - 1}" if slots else ""
+        text = f"{array}static {inner} @{{{'@_items' if size else 'nullptr'}, {size}, {size}{index}}};"
         return f"(&{self._named(text, '')})"
+
+    def _entry(self, key: Any, held: Any, kind: Kind) -> str:
+        return f"{{{self.write(key, kind.parts[0])}, {self.write(held, kind.parts[1])}}}"
 
     def _object(self, value: Any, kind: Kind) -> str:
         fields = self.classes.fields(kind.of)
@@ -93,4 +102,13 @@ class Constants:
         return f"const_cast<{short(kind.of)}*>(&{name})"
 
 
-__all__ = ["Classes", "Constants", "sequence"]
+def _slots(keys: Sequence[int]) -> list[int]:
+    """Where each key is found by its hash: its place plus 1. The same hash as ``hash_slot`` in ``runtime.hpp``."""
+    last = (1 << (3 * len(keys)).bit_length()) - 1
+    slots = [0] * (last + 1)
+    for place, key in enumerate(keys):
+        at = ((key * 0x9E3779B97F4A7C15) & (1 << 64) - 1) >> 40 & last
+        while slots[at]:
+            at = (at + 1) & last
+        slots[at] = place + 1
+    return slots

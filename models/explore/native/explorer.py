@@ -24,7 +24,8 @@ class NativeExplored:
     """What an exploration visited. ``complete``: nothing new appeared any more; otherwise it ended at ``depth``.
 
     ``faults`` are the moves in which the machine did what no rule allows (:class:`kvproof.spec.machine.blocks.Faulty`):
-    the state's bytes and the move. ``digest`` names the set of states, as :func:`digest_of` does.
+    the state's bytes and the move, for whoever wants to carry it out with the catalogue judging. Nothing follows from
+    them, as where moves are judged. ``digest`` names the set of states, as :func:`digest_of` does.
     """
 
     scope: Scope

@@ -6,13 +6,9 @@ put into variables, in order.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
 
 from mypy.nodes import (
-    BytesExpr,
     CallExpr,
     ComparisonExpr,
     ConditionalExpr,
@@ -21,7 +17,6 @@ from mypy.nodes import (
     Expression,
     GeneratorExpr,
     IndexExpr,
-    IntExpr,
     ListComprehension,
     ListExpr,
     MemberExpr,
@@ -31,292 +26,33 @@ from mypy.nodes import (
     SetExpr,
     SliceExpr,
     StarExpr,
-    StrExpr,
     TupleExpr,
-    TypeInfo,
     UnaryExpr,
     Var,
 )
 
+from kvproof.models.explore.native.codes import UNKNOWN, Code, unify, words
+from kvproof.models.explore.native.comparisons import Comparisons
 from kvproof.models.explore.native.kinds import (
-    ABSENT,
     BOOL,
     BYTES,
     CONSTANT,
     INT,
     NONE,
     POINTERS,
-    TEXT,
     Kind,
     Untranslatable,
     cpp,
     member,
-    nullable,
     sequence,
 )
-from kvproof.models.explore.native.translator import FORGOTTEN, Translator
-
-UNKNOWN: Final = object()
-"""In place of a value that is not known before the code runs."""
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "//": "floordiv", "%": "mod", "<<": "shift_left", ">>": "shift_right"}
 BITS = ("|", "&", "^")
-FOLDED: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "<<": operator.lshift, ">>": operator.rshift, "|": operator.or_, "&": operator.and_, "^": operator.xor,
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-    "is": operator.is_, "is not": operator.is_not, "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
-}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Code:
-    """A C++ expression. ``pure``: it changes nothing. ``value`` is what it is known to be; ``parts`` make up a tuple."""
-
-    code: str
-    kind: Kind
-    pure: bool = True
-    value: Any = UNKNOWN
-    parts: tuple[Code, ...] = ()
-
-    @property
-    def known(self) -> bool:
-        return self.value is not UNKNOWN
-
-
-def unify(kinds: Sequence[Kind]) -> Kind:
-    """The kind of what is one of several things."""
-    found = {kind for kind in kinds if kind != NONE}
-    if found == {INT, BOOL}:
-        found = {INT}
-    if found in ({INT, nullable(INT)}, {BOOL, nullable(BOOL)}, {TEXT, nullable(TEXT)}):
-        found = {next(kind for kind in found if kind.name == "maybe")}
-    if len(found) != 1:
-        raise Untranslatable(f"one of several things: {', '.join(kind.name for kind in kinds)}")
-    kind = found.pop()
-    return nullable(kind) if NONE in kinds and kind.name != "opt" else kind
-
-
-class Expressions:
-    """Of one function, whose variables are in ``variables``. Calls and loops are the affair of subclasses."""
-
-    def __init__(self, translator: Translator, module: str) -> None:
-        self.translator, self.module = translator, module
-        self.variables: dict[Var, Code] = {}
-        self._count = 0
-
-    def fresh(self, name: str) -> str:
-        self._count += 1
-        return f"{name}{self._count}"
-
-    def fail(self, node: Expression, reason: str) -> Untranslatable:
-        return self.translator.fail(node, self.module, reason)
-
-    # -- what is known ------------------------------------------------------------------------------------------------
-
-    def known(self, node: Expression) -> Any:
-        """The value of an expression that is known now, or :data:`UNKNOWN`."""
-        match node:
-            case IntExpr() | StrExpr():
-                return node.value
-            case BytesExpr():
-                return UNKNOWN
-            case NameExpr() | MemberExpr():
-                return self._known_name(node)
-            case UnaryExpr():
-                inner = self.known(node.expr)
-                if inner is UNKNOWN or node.op not in ("not", "-"):
-                    return UNKNOWN
-                return not inner if node.op == "not" else -inner
-            case OpExpr() if node.op in ("and", "or"):
-                left = self.known(node.left)
-                if left is UNKNOWN:
-                    return UNKNOWN
-                return left if bool(left) == (node.op == "or") else self.known(node.right)
-            case OpExpr():
-                left, right = self.known(node.left), self.known(node.right)
-                if left is UNKNOWN or right is UNKNOWN or node.op not in FOLDED or isinstance(left, list):
-                    return UNKNOWN
-                return FOLDED[node.op](left, right)
-            case ComparisonExpr():
-                values = [self.known(operand) for operand in node.operands]
-                if any(value is UNKNOWN for value in values):
-                    return UNKNOWN
-                pairs = zip(node.operators, values, values[1:], strict=False)
-                return all(FOLDED[sign](a, b) for sign, a, b in pairs)
-            case IndexExpr() if not isinstance(node.index, SliceExpr):
-                base, place = self.known(node.base), self.known(node.index)
-                return UNKNOWN if base is UNKNOWN or place is UNKNOWN else base[place]
-            case ConditionalExpr():
-                which = self.condition(node.cond)
-                if not which.known:
-                    return UNKNOWN
-                return self.known(node.if_expr if which.value else node.else_expr)
-            case TupleExpr():
-                items = [self.known(item) for item in node.items]
-                return UNKNOWN if any(item is UNKNOWN for item in items) else tuple(items)
-            case CallExpr(callee=NameExpr()):
-                return self._known_call(node)
-        return UNKNOWN
-
-    def _known_call(self, node: CallExpr) -> Any:
-        assert isinstance(node.callee, NameExpr)
-        if isinstance(node.callee.node, TypeInfo) and node.callee.node.fullname in self.translator.objects:
-            return self.translator.objects[node.callee.node.fullname]
-        if node.callee.fullname in ("builtins.len", "builtins.bool", "builtins.int") and len(node.args) == 1:
-            value = self.known(node.args[0])
-            calls: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "int": int}
-            return value if value is UNKNOWN else calls[node.callee.name](value)
-        return UNKNOWN
-
-    def _known_name(self, node: NameExpr | MemberExpr) -> Any:
-        if node.fullname in ("builtins.True", "builtins.False", "builtins.None"):
-            return {"True": True, "False": False, "None": None}[node.name]
-        if isinstance(node.node, Var):
-            variable = self.variables.get(node.node)
-            if variable is not None and variable.known:
-                return variable.value
-            if isinstance(node, NameExpr | MemberExpr) and "." in node.node.fullname and not node.node.info:
-                return self.translator.value_of(node.node.fullname)
-        kind = self.kind_of(node)
-        if kind == ABSENT:
-            return None
-        if kind == CONSTANT:
-            return self._constant(node)
-        if isinstance(node, MemberExpr):
-            base = self.known(node.expr)
-            if base is not UNKNOWN and base is not None:
-                if (f"{type(base).__module__}.{type(base).__qualname__}", node.name) in FORGOTTEN:
-                    return {}
-                value = getattr(base, node.name, UNKNOWN)
-                return UNKNOWN if callable(value) and not isinstance(value, type) else value
-        return UNKNOWN
-
-    def _constant(self, node: Expression) -> Any:
-        from mypy.types import Instance, get_proper_type
-
-        proper = get_proper_type(self.translator.program.types.get(node))
-        assert isinstance(proper, Instance)
-        return self.translator.objects[proper.type.fullname]
-
-    def kind_of(self, node: Expression) -> Kind | None:
-        """What mypy says; ``None`` where that has no kind."""
-        type_ = self.translator.program.types.get(node)
-        try:
-            return self.translator.kinds.of(type_) if type_ is not None else None
-        except Untranslatable:
-            return None
-
-    def written(self, node: Expression, value: Any, want: Kind | None) -> Code:
-        """A value that is known, as C++."""
-        plain = {bool: BOOL, int: INT, str: TEXT, type(None): NONE}.get(type(value))
-        if value is None and want is None:
-            return Code("nullptr", NONE, value=None)
-        kind = want if want is not None else plain if plain is not None else self.kind_of(node)
-        if kind in (CONSTANT, ABSENT):
-            return Code("", kind, value=value)
-        if kind is None:
-            raise self.fail(node, f"a constant of class {type(value).__name__} has no kind")
-        if plain == BOOL and kind == INT:
-            value = int(value)
-        if kind == BOOL and plain != BOOL:
-            raise self.fail(node, "a truth is a number here")
-        try:
-            return Code(self.translator.constants.write(value, kind), kind, value=value)
-        except Untranslatable as error:
-            raise self.fail(node, str(error)) from error
-
-    # -- from one kind to another -------------------------------------------------------------------------------------
-
-    def value(self, node: Expression, want: Kind) -> Code:
-        """An expression as ``want``."""
-        found = self.expression(node, want)
-        return self.convert(node, found, want)
-
-    def convert(self, node: Expression, found: Code, want: Kind) -> Code:
-        kind = found.kind
-        if kind == want:
-            return found
-        if found.known and kind != CONSTANT:
-            return self.written(node, found.value, want)
-
-        def as_(code: str) -> Code:
-            return Code(code, want, found.pure)
-
-        if kind == NONE and want.name in POINTERS:
-            return as_("nullptr")
-        if kind == NONE and want.name == "maybe":
-            return as_("NONE")
-        if kind == NONE and want.name == "opt":
-            return as_(f"{cpp(want)}{{}}")
-        if want.name == "maybe" and kind in (INT, BOOL, TEXT):
-            return as_(f"Int({found.code})")
-        if kind.name == "maybe" and want == kind.part:
-            return as_(f"({found.code} != 0)" if want == BOOL else found.code)
-        if want == INT and kind == BOOL:
-            return as_(f"Int({found.code})")
-        if want.name == "opt" and kind == want.part:
-            return as_(f"{cpp(want)}{{true, {found.code}}}")
-        if kind.name == "opt" and want == kind.part:
-            return as_(f"{found.code}.get()")
-        if want.name == "list" and kind.name == "tuple":
-            return self._listed(node, found, want)
-        if kind.name == want.name and kind.name in ("list", "dict", "set") and cpp(kind) == cpp(want):
-            return as_(found.code)
-        raise self.fail(node, f"a {_words(kind)} where a {_words(want)} is wanted")
-
-    def _listed(self, node: Expression, found: Code, want: Kind) -> Code:
-        name = self.fresh("t")
-        parts = [
-            self.convert(node, Code(f"std::get<{place}>({name})", part), want.part).code
-            for place, part in enumerate(found.kind.parts)
-        ]
-        lines = f"const auto {name} = {found.code}; const {cpp(want.part)} l{name}[] = {{{', '.join(parts)}}};"
-        return Code(f"({{ {lines} {cpp(want)[:-1]}::of(l{name}, {len(parts)}); }})", want, found.pure)
-
-    def truth(self, node: Expression, found: Code) -> str:
-        """Whether Python takes it as true."""
-        match found.kind.name:
-            case "bool":
-                return found.code
-            case "int":
-                return f"({found.code} != 0)"
-            case "maybe" if found.kind.part != TEXT:
-                name = self.fresh("m")
-                return f"({{ Int {name} = {found.code}; {name} != NONE && {name} != 0; }})"
-            case "list" | "dict" | "set" | "bytes":
-                return f"filled({found.code})"
-            case "object":
-                return f"({found.code} != nullptr)"
-        raise self.fail(node, f"the truth of a {_words(found.kind)}")
-
-    def condition(self, node: Expression) -> Code:
-        """An expression of which only the truth counts."""
-        value = self.known(node)
-        if value is not UNKNOWN:
-            return Code("true" if value else "false", BOOL, value=bool(value))
-        match node:
-            case UnaryExpr(op="not"):
-                inner = self.condition(node.expr)
-                if inner.known:
-                    return Code("false" if inner.value else "true", BOOL, value=not inner.value)
-                return Code(f"!{inner.code}", BOOL, inner.pure)
-            case OpExpr() if node.op in ("and", "or"):
-                left = self.condition(node.left)
-                decides = node.op == "or"
-                if left.known:
-                    return left if left.value == decides else self.condition(node.right)
-                right = self.condition(node.right)
-                if right.known and right.value != decides:
-                    return left
-                if right.known and left.pure:
-                    return right
-                sign = "||" if decides else "&&"
-                return Code(f"({left.code} {sign} {right.code})", BOOL, left.pure and right.pure)
-        found = self.expression(node)
-        return Code(self.truth(node, found), BOOL, found.pure)
-
-    # -- expressions --------------------------------------------------------------------------------------------------
+class Expressions(Comparisons):
+    """Adds expressions. Calls and loops are the affair of subclasses."""
 
     def expression(self, node: Expression, want: Kind | None = None) -> Code:
         """An expression; ``want`` is a hint for what has no kind of its own, as ``[]``."""
@@ -374,10 +110,12 @@ class Expressions:
 
     def _member(self, node: MemberExpr) -> Code:
         base = self.expression(node.expr)
+        if base.kind.name == "opt":  # mypy has seen that it is not None
+            base = Code(f"{base.code}.get()", base.kind.part, base.pure)
         if base.kind.name not in ("object", "named"):
             if base.kind == CONSTANT:
                 return self.property(node, base)
-            raise self.fail(node, f"{node.name} of a {_words(base.kind)}")
+            raise self.fail(node, f"{node.name} of a {words(base.kind)}")
         kind = self.translator.field(base.kind.of, node.name)
         if kind is None:
             return self.property(node, base)
@@ -425,7 +163,7 @@ class Expressions:
             return Code(self.ordered(parts, lambda c: f"{c[0]}->repeat({c[1]})"), many.kind, pure)
         if sign == "|" and kinds[0].name == "set" and kinds[0] == kinds[1]:
             return Code(self.ordered([left, right], lambda c: f"{c[0]}->plus({c[1]})"), left.kind, pure)
-        raise self.fail(node, f"{_words(kinds[0])} {sign} {_words(kinds[1])}")
+        raise self.fail(node, f"{words(kinds[0])} {sign} {words(kinds[1])}")
 
     def _either(self, node: OpExpr, want: Kind | None) -> Code:
         if self.kind_of(node) == BOOL:
@@ -457,94 +195,6 @@ class Expressions:
         except Untranslatable as error:
             raise self.fail(node, str(error)) from error
 
-    # -- comparisons --------------------------------------------------------------------------------------------------
-
-    def _comparison(self, node: ComparisonExpr) -> Code:
-        if len(node.operators) == 1:
-            return self._compare(node, node.operators[0], node.operands[0], node.operands[1])
-        codes = [self.expression(operand) for operand in node.operands]
-        here = [code if code.known else Code(self.fresh("c"), code.kind) for code in codes]
-
-        def held(place: int) -> str:
-            code = codes[place]
-            return "" if code.known else f"{cpp(code.kind)} {here[place].code} = {code.code};"
-
-        # Each operand is evaluated once, and only if everything before it held.
-        text = ""
-        for place in reversed(range(len(node.operators))):
-            test = self._test(node, node.operators[place], *here[place : place + 2], *node.operands[place : place + 2])
-            text = f"({{ {held(place + 1)} {test}{f' && {text}' if text else ''}; }})"
-        return Code(f"({{ {held(0)} {text}; }})", BOOL, all(code.pure for code in codes))
-
-    def _compare(self, node: Expression, sign: str, left: Expression, right: Expression) -> Code:
-        if sign in ("in", "not in") and isinstance(right, TupleExpr):
-            code = self._among(left, right)
-            return Code(f"!{code.code}" if sign == "not in" else code.code, BOOL, code.pure)
-        one = self.expression(left)
-        # Only the first hint counts: what has no kind of its own is what it is compared with.
-        hint = one.kind if sign in ("==", "!=") and one.kind.name in ("list", "bytes", "dict") else None
-        other = self.expression(right, hint)
-        if one.known and one.kind.name != "none" and other.kind.name in ("list", "bytes") and sign in ("==", "!="):
-            one = self.expression(left, other.kind)
-        parts = [one, other]
-        if all(part.pure for part in parts):
-            return Code(self._test(node, sign, one, other, left, right), BOOL)
-        names = [self.fresh("c") for _ in parts]
-        here = [part if part.known else Code(name, part.kind) for part, name in zip(parts, names, strict=True)]
-        lines = " ".join(f"{cpp(part.kind)} {name} = {part.code};" for part, name in zip(parts, names, strict=True)
-                         if not part.known)  # fmt: skip
-        return Code(f"({{ {lines} {self._test(node, sign, here[0], here[1], left, right)}; }})", BOOL, False)
-
-    def _test(
-        self, node: Expression, sign: str, one: Code, other: Code, left: Expression, right: Expression
-    ) -> str:
-        if sign in ("is", "is not"):
-            return self._is(node, sign == "is not", one, other)
-        if sign in ("in", "not in"):
-            code = self._contains(node, one, other, left)
-            return f"!{code}" if sign == "not in" else code
-        numbers = ("int", "bool", "maybe", "text")
-        if one.kind.name in numbers and other.kind.name in numbers:
-            return f"({one.code} {sign} {other.code})"
-        if sign in ("==", "!="):
-            if one.kind != other.kind:
-                if one.kind.name == "tuple":
-                    one = self.convert(left, one, other.kind)
-                else:
-                    other = self.convert(right, other, one.kind)
-            return f"{'!' if sign == '!=' else ''}eq({one.code}, {other.code})"
-        raise self.fail(node, f"{_words(one.kind)} {sign} {_words(other.kind)}")
-
-    def _is(self, node: Expression, negated: bool, one: Code, other: Code) -> str:
-        sign = "!=" if negated else "=="
-        if one.kind.name in POINTERS and other.kind.name in (*POINTERS, "none"):
-            return f"({one.code} {sign} {other.code})"
-        if other.kind == NONE and one.kind.name == "maybe":
-            return f"({one.code} {sign} NONE)"
-        if other.kind == NONE and one.kind.name == "opt":
-            return f"({'' if negated else '!'}{one.code}.has)"
-        if other.kind == NONE and one.kind.name in ("int", "bool", "text", "tuple", "named"):
-            return "true" if negated else "false"
-        raise self.fail(node, f"{_words(one.kind)} is {_words(other.kind)}")
-
-    def _contains(self, node: Expression, one: Code, other: Code, left: Expression) -> str:
-        kind = other.kind
-        if kind.name in ("list", "set"):
-            return f"{other.code}->contains({self.convert(left, one, kind.part).code})"
-        if kind.name == "dict":
-            return f"{other.code}->contains({self.convert(left, one, kind.parts[0]).code})"
-        raise self.fail(node, f"in a {_words(kind)}")
-
-    def _among(self, left: Expression, right: TupleExpr) -> Code:
-        one = self.expression(left)
-        items = [self.expression(item) for item in right.items]
-        if not all(item.pure for item in items):
-            raise self.fail(right, "membership in what changes something")
-        name = self.fresh("a")
-        here = Code(name, one.kind)
-        tests = [self._test(right, "==", here, item, left, node) for item, node in zip(items, right.items, strict=True)]
-        return Code(f"({{ {cpp(one.kind)} {name} = {one.code}; {' || '.join(tests) or 'false'}; }})", BOOL, one.pure)
-
     # -- parts and wholes ---------------------------------------------------------------------------------------------
 
     def _index(self, node: IndexExpr) -> Code:
@@ -552,7 +202,7 @@ class Expressions:
         kind = base.kind.part if base.kind.name == "opt" else base.kind
         if isinstance(node.index, SliceExpr):
             if kind.name not in ("list", "bytes") or node.index.stride is not None:
-                raise self.fail(node, f"a slice of a {_words(kind)}")
+                raise self.fail(node, f"a slice of a {words(kind)}")
             parts = [base, *self.bounds(node.index)]
             pure = all(part.pure for part in parts)
             return Code(self.ordered(parts, lambda c: f"{c[0]}->slice({c[1]}, {c[2]})"), kind, pure)
@@ -575,7 +225,7 @@ class Expressions:
             key = self.value(node.index, kind.parts[0])
             code = self.ordered([base, key], lambda c: f"{c[0]}->at({c[1]})")
             return Code(code, kind.parts[1], base.pure and key.pure)
-        raise self.fail(node, f"an index into a {_words(kind)}")
+        raise self.fail(node, f"an index into a {words(kind)}")
 
     def bounds(self, node: SliceExpr) -> tuple[Code, Code]:
         start = self.value(node.begin_index, INT) if node.begin_index is not None else Code("0", INT)
@@ -619,7 +269,7 @@ class Expressions:
                 value = self.value(item, kind.part)
                 lines.append(f"{name}->append({value.code});")
             pure = pure and value.pure
-        return Code(f"({{ auto* {name} = {cpp(kind)[:-1]}::make({len(items)}); {' '.join(lines)} {name}; }})", kind, pure)
+        return self.built(kind, name, lines, pure, len(items))
 
     def _list_kind(self, node: TupleExpr | ListExpr) -> Kind:
         kind = self.kind_of(node)
@@ -647,13 +297,5 @@ class Expressions:
             raise self.fail(node, "a set of what is in others")
         values = [self.value(item, kind.part) for item in node.items]
         name = self.fresh("s")
-        lines = " ".join(f"{name}->add({value.code});" for value in values)
-        code = f"({{ auto* {name} = {cpp(kind)[:-1]}::make(); {lines} {name}; }})"
-        return Code(code, kind, all(value.pure for value in values))
-
-
-def _words(kind: Kind) -> str:
-    return f"{kind.name} of {', '.join(map(_words, kind.parts))}" if kind.parts else kind.of or kind.name
-
-
-__all__ = ["UNKNOWN", "Code", "Expressions", "unify"]
+        lines = [f"{name}->add({value.code});" for value in values]
+        return self.built(kind, name, lines, all(value.pure for value in values))

@@ -25,8 +25,9 @@ from mypy.nodes import (
     Var,
 )
 
-from kvproof.models.explore.native.expressions import UNKNOWN, Code, Expressions
-from kvproof.models.explore.native.kinds import BYTES, INT, RANGE, Kind, Untranslatable, cpp, member, sequence
+from kvproof.models.explore.native.codes import UNKNOWN, Code
+from kvproof.models.explore.native.expressions import Expressions
+from kvproof.models.explore.native.kinds import BYTES, INT, Kind, Untranslatable, cpp, member, sequence
 
 Lines = list[str]
 
@@ -50,7 +51,7 @@ def pair(*parts: Code) -> Code:
 
 
 class Loops(Expressions):
-    """Adds loops and comprehensions."""
+    """Adds loops and comprehensions. Both are taken to change something: what stands beside them is put in order."""
 
     # -- over what ----------------------------------------------------------------------------------------------------
 
@@ -190,11 +191,10 @@ class Loops(Expressions):
             assert isinstance(index.node, Var)
             name = self.fresh(f"{index.name}_")
             self.variables[index.node] = Code(name, item.kind)
-            return [f"const auto {name} = {item.code};" if item.kind.name not in ("list", "dict", "set", "bytes", "object")
-                    else f"{cpp(item.kind)} const {name} = {item.code};"]  # fmt: skip
+            return [f"{cpp(item.kind)} const {name} = {item.code};"]
         if isinstance(index, TupleExpr):
             return [line for place, inner in enumerate(index.items)
-                    for line in self.declare(inner, self.part(item, place))]  # type: ignore[arg-type]  # fmt: skip
+                    for line in self.declare(inner, self.part(item, place))]  # fmt: skip
         raise self.fail(index, f"a loop variable that is a {type(index).__name__}")
 
     def part(self, item: Code, place: int) -> Code:
@@ -223,7 +223,7 @@ class Loops(Expressions):
         lines = self.loop(node, body)
         kind = want if want is not None else kinds[0] if kinds else INT
         code = f"({{ {setup(kind).replace('@', name)} {' '.join(lines)} {name}; }})"
-        return Code(code, kind, _changes_nothing(lines))
+        return Code(code, kind, False)
 
     def comprehension(self, node: GeneratorExpr, want: Kind | None) -> Code:
         """A list of what a generator comes to."""
@@ -240,8 +240,7 @@ class Loops(Expressions):
 
         lines = self.generate(node, body)
         kind = sequence(part if part is not None else kinds[0] if kinds else INT)
-        code = f"({{ auto* {name} = {cpp(kind)[:-1]}::make(); {' '.join(lines)} {name}; }})"
-        return Code(code, kind, _changes_nothing(lines))
+        return self.built(kind, name, lines)
 
     def part_wanted(self, node: GeneratorExpr, want: Kind | None) -> Kind | None:
         """The kind of a list's items: what is wanted, or what mypy says where that has a kind."""
@@ -260,24 +259,17 @@ class Loops(Expressions):
                 generator, lambda: [f"{name}->add({self.value(generator.left_expr, kind.part).code});"]
             )
         else:
+            assert node.key is not None
             plain = GeneratorExpr(node.key, node.indices, node.sequences, node.condlists, node.is_async)
             plain.line = node.line
             lines = self.generate(plain, lambda: self._entry(node, name, kind))
-        code = f"({{ auto* {name} = {cpp(kind)[:-1]}::make(); {' '.join(lines)} {name}; }})"
-        return Code(code, kind, _changes_nothing(lines))
+        return self.built(kind, name, lines)
 
     def _entry(self, node: DictionaryComprehension, name: str, kind: Kind) -> Lines:
+        assert node.key is not None
         parts = [self.value(node.key, kind.parts[0]), self.value(node.value, kind.parts[1])]
         return [self.ordered(parts, lambda c: f"{name}->set({c[0]}, {c[1]})") + ";"]
 
     def is_forgotten(self, node: Expression) -> bool:
         """Whether it is a memory of answers, which stays empty here."""
         return isinstance(node, MemberExpr) and self.known(node) == {} and not isinstance(node, IndexExpr)
-
-
-def _changes_nothing(lines: Lines) -> bool:
-    """Loops are taken to change something: then what stands beside them is evaluated in order."""
-    return False
-
-
-__all__ = ["RANGE", "Cursor", "Loops", "pair"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mypy.nodes import CallExpr, GeneratorExpr
 
-from kvproof.models.explore.native.calls import Calls
-from kvproof.models.explore.native.expressions import UNKNOWN, Code
+from kvproof.models.explore.native.builtin_functions import Builtins
+from kvproof.models.explore.native.codes import Code
 from kvproof.models.explore.native.kinds import BYTES, INT, NONE, Kind, nullable
 
 
-class Methods(Calls):
+class Methods(Builtins):
     """Adds methods of what Python brings with it."""
 
     def builtin_method(self, node: CallExpr, base: Code, name: str, want: Kind | None) -> Code:
@@ -103,6 +103,3 @@ class Methods(Calls):
                 if found.kind.name in ("list", "set"):
                     return Code(self.ordered([base, found], lambda c: f"{c[0]}->update({c[1]})"), NONE, False)
         raise self.fail(node, f"the method {name} of a set")
-
-
-__all__ = ["UNKNOWN", "Methods"]

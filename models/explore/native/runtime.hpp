@@ -40,7 +40,7 @@ struct Arena {
 static __thread char* arena_next __attribute__((tls_model("initial-exec")));
 static __thread char* arena_end __attribute__((tls_model("initial-exec")));
 
-static inline void* take_room(size_t bytes) {
+[[gnu::always_inline]] static inline void* take_room(size_t bytes) {
     char* room = arena_next;
     bytes = (bytes + 7) & ~size_t(7);
     if (__builtin_expect(size_t(arena_end - room) < bytes, 0)) raise("one move takes more memory than there is");
@@ -260,6 +260,8 @@ static inline List<List<Int>*>* product(Int values, Int places) {  // itertools.
     }
 }
 
+static inline Int hash_slot(Int key) { return Int((uint64_t(key) * 0x9e3779b97f4a7c15u) >> 40); }
+
 // -- dictionaries and sets: small, in the order of insertion -----------------------------------------------------------
 
 template <class K, class V> struct Dict {
@@ -267,9 +269,18 @@ template <class K, class V> struct Dict {
     Entry* data = nullptr;
     Int size = 0;
     Int room = 0;
+    const int16_t* slots = nullptr;  // of a large constant: places by hash, plus 1 (0: none); a power of two of them
+    Int last_slot = 0;
 
     static Dict* make() { return ::make<Dict>(); }
     Int place(const K& key) const {
+        if constexpr (std::is_same_v<K, Int>) {
+            if (slots) {
+                for (Int at = hash_slot(key) & last_slot; slots[at]; at = (at + 1) & last_slot)
+                    if (data[slots[at] - 1].key == key) return slots[at] - 1;
+                return -1;
+            }
+        }
         for (Int i = 0; i < size; i++) if (eq(data[i].key, key)) return i;
         return -1;
     }
@@ -288,6 +299,7 @@ template <class K, class V> struct Dict {
     }
     V& set(const K& key, V value) {
         if (V* found = find(key)) return *found = value;
+        if (slots) raise("a constant is changed");
         if (size == room) {
             Int wanted = room ? 2 * room : 4;
             Entry* fresh = static_cast<Entry*>(take_room(size_t(wanted) * sizeof(Entry)));
@@ -305,6 +317,7 @@ template <class K, class V> struct Dict {
     bool drop(const K& key) {
         Int at = place(key);
         if (at < 0) return false;
+        if (slots) raise("a constant is changed");
         memmove(static_cast<void*>(data + at), data + at + 1, size_t(size - at - 1) * sizeof(Entry));
         size--;
         return true;
@@ -378,7 +391,7 @@ static constexpr Int MOST_NUMBERS = 256;
 
 // Answers by the numbers that were asked with. They outlive every state, and a thread has its own.
 template <size_t N, class R> struct Answers {
-    struct Slot { Int numbers[N ? N : 1]; R answer; bool used; };
+    struct Slot { Int numbers[N]; R answer; bool used; };
     Slot* slots;
     size_t count, used;
 
@@ -401,7 +414,7 @@ template <size_t N, class R> struct Answers {
         for (size_t i = 0; i < before; i++) if (old[i].used) *slot(old[i].numbers) = old[i];
         free(old);
     }
-    template <class Read> R ask(Int question, const Int (&numbers)[N ? N : 1], Read read) {
+    template <class Read> R ask(Int question, const Int (&numbers)[N], Read read) {
         if (count) {
             Slot* found = slot(numbers);
             if (found->used) return found->answer;

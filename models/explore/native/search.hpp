@@ -217,6 +217,7 @@ class Search {
                         carry_out(machine, moves->data[place]);
                     } catch (const Faulty&) {
                         shard.faults.push_back(Fault{state, place});
+                        continue;  // what follows from a broken state proves nothing
                     }
                     auto* out = encode(after);
                     shard.reach(out->data, uint32_t(out->size), state, place);

@@ -25,13 +25,27 @@ from mypy.nodes import (
 from mypy.types import AnyType, CallableType, get_proper_type
 
 from kvproof.models.explore.native.constants import Constants
-from kvproof.models.explore.native.kinds import ABSENT, CONSTANT, INT, NONE, Kind, Kinds, Untranslatable, cpp, member, short
+from kvproof.models.explore.native.kinds import (
+    ABSENT,
+    CONSTANT,
+    INT,
+    NONE,
+    Kind,
+    Kinds,
+    Untranslatable,
+    cpp,
+    member,
+    short,
+)
 from kvproof.models.explore.native.program import Program
 
 ASKED_MODULES = ("kvproof.spec.rules.",)
 """Functions of these modules are asked in Python, as are those that remember their answers (``lru_cache``)."""
 ASKED = frozenset({"kvproof.spec.tracer.advance"})
 """So are these: its products take more than 64 bits."""
+
+UNDERSTOOD = ("functools.lru_cache", "builtins.property", "builtins.classmethod", "builtins.staticmethod")
+"""Decorators."""
 
 FORGOTTEN = frozenset({
     ("kvproof.models.explore.encoding.Encoding", "_bytes"),
@@ -172,7 +186,7 @@ class Translator:
             inner = decorator.callee if isinstance(decorator, CallExpr) else decorator
             name = inner.fullname if isinstance(inner, RefExpr) else ""
             asked = asked or name == "functools.lru_cache"
-            if name not in ("functools.lru_cache", "builtins.property", "builtins.classmethod", "builtins.staticmethod"):
+            if name not in UNDERSTOOD:
                 raise self.fail(node, module, f"{node.name} is decorated with something that has no translation")
         try:
             parameters = self._parameters(node, node.type, asked)
@@ -193,9 +207,9 @@ class Translator:
             if place == 0 and node.info and not node.is_static:
                 if node.is_class:
                     continue
-                constant = node.info.fullname in self.objects
-                kind = CONSTANT if constant else Kind("named" if node.info.is_named_tuple else "object", (), node.info.fullname)
-                if not constant:
+                kind = CONSTANT
+                if node.info.fullname not in self.objects:
+                    kind = Kind("named" if node.info.is_named_tuple else "object", (), node.info.fullname)
                     self._see(node.info)
             else:
                 kind = self._asked_kind(type_.arg_types[place]) if asked else self.kinds.of(type_.arg_types[place])
@@ -226,9 +240,7 @@ class Translator:
             self.fields(name)  # which may come across others
         done: list[str] = []
         forward = [f"struct {short(name)};" for name in self.classes]
-        forward += [
-            f"static inline bool eq({self._by(info)}, {self._by(info)});" for info in self.classes.values()
-        ]
+        forward += [f"static inline bool eq({self._by(info)}, {self._by(info)});" for info in self.classes.values()]
 
         def define(name: str) -> None:
             info = self.classes[name]
