@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 
+from kvproof.models.explore import scope as scope_module
 from kvproof.models.explore import shard
 from kvproof.models.explore.native import build, generate, program
 from kvproof.models.explore.native.explorer import digest_of, explore_native
+from kvproof.models.explore.native.kinds import Untranslatable
 from kvproof.models.explore.scope import Move, Prompt, Scope
 from kvproof.models.explore.scopes import SCOPES
 from kvproof.models.explore.search import explore
 from kvproof.models.explore.shard import Judge, Shard
 from kvproof.spec.finding import Violation
-from kvproof.spec.machine import blocks, pool, sizes
+from kvproof.spec.machine import blocks, pool
 from kvproof.spec.machine.blocks import Faulty
 from kvproof.spec.machine.dialect import REFERENCE, SPECIFICATION, SWITCHES, dialect_of
 from kvproof.spec.machine.world import World
@@ -150,6 +153,13 @@ def test_another_source_leads_to_other_states() -> None:
     assert fast.digest != digest_of(in_python(SMALL).states)
 
 
+def test_what_is_taken_for_constant_is_constant() -> None:
+    texts = changed(scope_module, "branches=False, dialect=self.dialect)", "branches=False)")
+    other = replace(SMALL, dialect=dialect_of((0, 26)))
+    with pytest.raises(Untranslatable, match=r"scope.py, line \d+: another object is passed on than the one there is"):
+        generate.generate(program.read(texts), other)
+
+
 @pytest.mark.slow
 def test_a_machine_at_fault_is_told_of_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = changed(blocks, "    if count > len(world.queue):\n", "    if count and world.keys[world.queue[0]]:\n")
@@ -198,14 +208,28 @@ def test_what_python_would_raise_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
         explore_native(SMALL, texts=texts)
 
 
-def test_a_rule_that_raises_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reusable(*numbers: int) -> int:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rule_that_raises_ends_the_search(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    def recurrent_total(*numbers: int) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sizes, "_reusable", reusable)
-    for workers in (1, 2):
-        with pytest.raises(KeyboardInterrupt):
-            explore_native(SMALL, workers=workers)
+    monkeypatch.setattr(blocks, "_recurrent_total", recurrent_total)
+    with pytest.raises(KeyboardInterrupt):
+        explore_native(SMALL, workers=workers)
+
+
+def test_where_others_have_taken_what_threads_own_it_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags, right = [], ctypes.CDLL
+
+    def load(name: str) -> ctypes.CDLL:
+        flags.append(name)
+        if len(flags) == 1:
+            raise OSError(f"{name}: cannot allocate memory in static TLS block")
+        return right(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert explore_native(SMALL).states == 24
+    assert len(set(flags)) == 2
 
 
 # -- what can't be done ------------------------------------------------------------------------------------------------

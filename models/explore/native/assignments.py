@@ -179,7 +179,7 @@ class Assignments(Methods):
             raise self.fail(target, f"{target.name} of a {base.kind.name} is changed")
         kind = self.translator.field(base.kind.of, target.name)
         if kind in (CONSTANT, ABSENT):
-            if not found.known or (kind == ABSENT and found.value is not None):
+            if found.value is not None if kind == ABSENT else not self.translator.is_constant(found.value):
                 raise self.fail(target, f"{target.name} is not constant")
             return []
         if kind is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import hashlib
 import os
@@ -28,11 +29,12 @@ def compiler() -> str:
     raise Unavailable("the generated explorer needs a C++ compiler: install g++ or clang++, or set CXX")
 
 
-def compiled(text: str) -> Path:
-    """The library of a C++ text: from the cache, or compiled now. Raises :class:`Unavailable`."""
+def compiled(text: str, *more: str) -> Path:
+    """The library of a C++ text: from the cache, or compiled now, with ``more`` flags. Raises :class:`Unavailable`."""
+    flags = (*FLAGS, *more)
     program = compiler()
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    name = hashlib.sha256("\0".join((text, program, version, *FLAGS)).encode()).hexdigest()[:32]
+    name = hashlib.sha256("\0".join((text, program, version, *flags)).encode()).hexdigest()[:32]
     folder = cache_folder() / "explore"
     target = folder / f"{name}.so"
     if target.exists():
@@ -42,7 +44,7 @@ def compiled(text: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             source, made = Path(work) / "explore.cpp", Path(work) / "explore.so"
             source.write_text(text, encoding="utf-8")
-            done = subprocess.run([program, *FLAGS, "-o", made, source], capture_output=True, text=True, check=False)
+            done = subprocess.run([program, *flags, "-o", made, source], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise Unavailable(f"{program} does not compile what was generated (a compiler of C++20 is needed): "
                                   f"{_first_error(done.stderr)}")  # fmt: skip
@@ -61,9 +63,14 @@ def _first_error(text: str) -> str:
 ASK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64))
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """The library, its functions typed."""
-    library = ctypes.CDLL(str(path))
+def load(text: str) -> ctypes.CDLL:
+    """The library of a C++ text, its functions typed. Give it back with :func:`unload`."""
+    try:
+        library = ctypes.CDLL(str(compiled(text)))
+    except OSError as error:
+        if "static TLS" not in str(error):  # others that were loaded have taken it all
+            raise
+        library = ctypes.CDLL(str(compiled(text, "-DWITHOUT_STATIC_TLS")))
     u64, u32, handle = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p
     to_u64, to_u32 = ctypes.POINTER(u64), ctypes.POINTER(u32)
     types: dict[str, tuple[object, list[object]]] = {
@@ -83,3 +90,8 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, f"search_{name}")
         function.restype, function.argtypes = returns, arguments
     return library
+
+
+def unload(library: ctypes.CDLL) -> None:
+    """Nobody calls it any more."""
+    _ctypes.dlclose(library._handle)

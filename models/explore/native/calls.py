@@ -124,7 +124,10 @@ class Calls(Loops):
                 raise self.fail(node, "somebody would be told, and nobody listens")
             return Code("", ABSENT, value=None)
         if kind == CONSTANT:
-            return Code("", CONSTANT, value=self.known(argument))
+            value = self.known(argument)
+            if not self.translator.is_constant(value):
+                raise self.fail(node, "another object is passed on than the one there is")
+            return Code("", CONSTANT, value=value)
         return self.value(argument, kind)
 
     def _method(self, node: CallExpr, callee: MemberExpr, want: Kind | None) -> Code:

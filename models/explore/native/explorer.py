@@ -91,7 +91,7 @@ class Search:
         made = _generated(scope, symmetry, texts)
         self.scope, self.workers = scope, workers
         self.encoding = Encoding(scope, symmetry)
-        self.library = build.load(build.compiled(made.text))
+        self.library = build.load(made.text)
         self._questions = [_Question(one) for one in made.questions]
         self._raised: BaseException | None = None
         self._ask = build.ASK(self._answer)  # kept: the library calls it as long as it is open
@@ -116,7 +116,9 @@ class Search:
             return
         if self._raised is not None:
             raise self._raised
-        told = self.state(state.value)[0] if state.value != NOBODY else b""
+        if state.value == NOBODY:
+            raise RuntimeError(f"the generated explorer can't begin: {failure.decode()}")
+        told = self.state(state.value)[0]
         self._as_python_would(told, move.value)
         raise RuntimeError(f"the generated explorer stops at state {told.hex()}, move {move.value} of those possible: "
                            f"{failure.decode()}, which Python does not raise there")  # fmt: skip
@@ -173,6 +175,7 @@ class Search:
     def close(self) -> None:
         if self._handle is not None:
             self.library.search_close(self._handle)
+            build.unload(self.library)
             self._handle = None
 
 

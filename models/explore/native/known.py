@@ -111,6 +111,8 @@ class Known:
     def _known_call(self, node: CallExpr) -> Any:
         assert isinstance(node.callee, NameExpr)
         if isinstance(node.callee.node, TypeInfo) and node.callee.node.fullname in self.translator.objects:
+            if not all(self.translator.is_constant(self.known(argument)) for argument in node.args):
+                raise self.fail(node, f"another {node.callee.node.name} than the one there is")
             return self.translator.objects[node.callee.node.fullname]
         if node.callee.fullname in ("builtins.len", "builtins.bool", "builtins.int") and len(node.args) == 1:
             value = self.known(node.args[0])

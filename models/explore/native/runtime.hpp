@@ -37,8 +37,15 @@ struct Arena {
     void close() { if (begin) munmap(begin, ARENA); begin = next = end = nullptr; }
 };
 
-static __thread char* arena_next __attribute__((tls_model("initial-exec")));
-static __thread char* arena_end __attribute__((tls_model("initial-exec")));
+// What a thread has of its own is few bytes: those that are reached without a call are scarce, and every library takes
+// of them. Where there are none left, the code is compiled once more to do without.
+#ifdef WITHOUT_STATIC_TLS
+#define OWN static __thread
+#else
+#define OWN __attribute__((tls_model("initial-exec"))) static __thread
+#endif
+OWN char* arena_next;
+OWN char* arena_end;
 
 [[gnu::always_inline]] static inline void* take_room(size_t bytes) {
     char* room = arena_next;
@@ -392,9 +399,10 @@ static constexpr Int MOST_NUMBERS = 256;
 // Answers by the numbers that were asked with. They outlive every state, and a thread has its own.
 template <size_t N, class R> struct Answers {
     struct Slot { Int numbers[N]; R answer; bool used; };
-    Slot* slots;
-    size_t count, used;
+    Slot* slots = nullptr;
+    size_t count = 0, used = 0;
 
+    ~Answers() { free(slots); }
     static size_t hash(const Int* numbers) {
         uint64_t h = 0x9e3779b97f4a7c15u;
         for (size_t i = 0; i < N; i++) { h = (h ^ uint64_t(numbers[i])) * 0xd6e8feb86659fd93u; h ^= h >> 32; }

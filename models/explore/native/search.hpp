@@ -133,7 +133,7 @@ class Search {
             shards[i].places = workers;
             shards[i].outbox.resize(workers);
         }
-        open_arena();
+        begin_thread(arena_);
         auto* first = encode(empty_world());
         Shard& home = shards[shards[0].owner(hash_of(first->data, size_t(first->size)))];
         home.insert(hash_of(first->data, size_t(first->size)), first->data, uint32_t(first->size), NOBODY, 0);
@@ -144,8 +144,7 @@ class Search {
         ending_ = true;
         if (!threads_.empty()) gate_.arrive_and_wait();
         for (auto& thread : threads_) thread.join();
-        arena_.close();
-        arena_next = arena_end = nullptr;
+        end_thread(arena_);
     }
     void level() {
         if (threads_.empty()) {
@@ -163,10 +162,17 @@ class Search {
     std::atomic<bool> ending_{false};
     Arena arena_;
 
-    void open_arena() {
-        arena_.open();
-        arena_next = arena_.next;
-        arena_end = arena_.end;
+    static void begin_thread(Arena& arena) {
+        arena.open();
+        arena_next = arena.next;
+        arena_end = arena.end;
+        answers = new AllAnswers();
+    }
+    static void end_thread(Arena& arena) {
+        delete answers;
+        answers = nullptr;
+        arena.close();
+        arena_next = arena_end = nullptr;
     }
     void turn() {
         for (auto& shard : shards) {
@@ -176,15 +182,13 @@ class Search {
     }
     void serve(size_t place) {
         Arena arena;
-        arena.open();
-        arena_next = arena.next;
-        arena_end = arena.end;
+        begin_thread(arena);
         for (;;) {
             gate_.arrive_and_wait();
             if (ending_) break;
             work(place);
         }
-        arena.close();
+        end_thread(arena);
     }
     void work(size_t place) {
         look(shards[place]);

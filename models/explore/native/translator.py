@@ -103,6 +103,10 @@ class Translator:
         self._signatures: dict[FuncDef, Signature] = {}
         self._fields: dict[str, dict[str, Kind]] = {}
 
+    def is_constant(self, value: Any) -> bool:
+        """Whether it is one of the objects that there is one of."""
+        return any(value is one for one in self.objects.values())
+
     # -- where we are -------------------------------------------------------------------------------------------------
 
     def fail(self, node: Context, module: str, reason: str) -> Untranslatable:
@@ -274,23 +278,23 @@ class Translator:
         return f"const {short(info.fullname)}& {name}" if info.is_named_tuple else f"{short(info.fullname)}* {name}"
 
     def question_lines(self) -> list[str]:
-        """How questions are put to Python."""
-        lines = []
+        """How questions are put to Python: a thread remembers the answers that it got."""
+        kept: list[str] = []
+        lines: list[str] = []
         for signature in self._signatures.values():
             if signature.question < 0:
                 continue
             numbers = [part for one in signature.parameters for part in _flat(f"{one.name}_", one.kind)]
-            count, answer = len(numbers), cpp(signature.returns)
+            answer = cpp(signature.returns)
+            kept.append(f"    Answers<{len(numbers)}, {answer}> to_{signature.question};")
             lines += [
-                f"static __thread Answers<{count}, {answer}> answers_{signature.question} "
-                '__attribute__((tls_model("initial-exec")));',
                 f"{signature.declaration()} {{",
-                f"    const Int numbers[] = {{{', '.join(numbers) or '0'}}};",
-                f"    return answers_{signature.question}.ask({signature.question}, numbers, "
+                f"    const Int numbers[] = {{{', '.join(numbers)}}};",
+                f"    return answers->to_{signature.question}.ask({signature.question}, numbers, "
                 f"[](const Int*& at) -> {answer} {{ return {self._reading(signature.returns)}; }});",
                 "}",
             ]
-        return lines
+        return ["struct AllAnswers {", *kept, "};", "OWN AllAnswers* answers;", *lines]
 
     def _reading(self, kind: Kind) -> str:
         match kind.name:
