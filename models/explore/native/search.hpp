@@ -46,7 +46,7 @@ struct Fault {
     uint32_t move;
 };
 
-class Shard {
+class alignas(128) Shard {  // two workers write no line of memory in common
   public:
     std::vector<State> states;
     std::vector<Fault> faults;
