@@ -184,9 +184,9 @@ def _larger(found: dict[str, Any]) -> list[str]:
     return [
         f"read, translated and compiled in {found['making']:.0f} s (compiled code is kept)",
         f"{LARGER.name}, generated: {larger['states']} states, {how}, in {larger['seconds']:.1f} s "
-        f"({larger['states'] / larger['seconds']:.0f} states/s); the process took {larger['megabytes']:.0f} MB, "
-        f"of which {larger['before']:.0f} MB before; two threads against one: "
-        f"{statistics.median(larger['pairs']):.2f} {_span(larger['pairs'])}",
+        f"({larger['states'] / larger['seconds']:.0f} states/s)",
+        f"there the process took {larger['megabytes']:.0f} MB, of which {larger['before']:.0f} MB before; "
+        f"two threads against one: {statistics.median(larger['pairs']):.2f} {_span(larger['pairs'])}",
     ]
 
 

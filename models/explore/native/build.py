@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kvproof.impl.vllm.fetch import cache_folder
+from kvproof.spec.cache_folder import cache_folder
 
 FLAGS = ("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-w")
 
@@ -35,7 +35,10 @@ def compiled(text: str, *more: str) -> Path:
     program = compiler()
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     name = hashlib.sha256("\0".join((text, program, version, *flags)).encode()).hexdigest()[:32]
-    folder = cache_folder() / "explore"
+    try:
+        folder = cache_folder() / "explore"
+    except RuntimeError as error:
+        raise Unavailable(str(error)) from error
     target = folder / f"{name}.so"
     if target.exists():
         return target
