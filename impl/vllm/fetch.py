@@ -16,7 +16,6 @@ import errno
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 from kvproof.impl.vllm.download import download_wheel
 from kvproof.impl.vllm.fetch_error import FetchError
 from kvproof.impl.vllm.wheel import BadWheel, manifest_problem, unpack_sources
+from kvproof.spec import cache_folder as kept
 
 __all__ = ["FetchError", "cache_folder", "release_tree"]
 
@@ -33,22 +33,11 @@ _ATTEMPTS = 2
 
 
 def cache_folder() -> Path:
-    """Where releases are kept: ``KVPROOF_CACHE``, else the platform's cache folder for a program named kvproof."""
-    chosen = os.environ.get("KVPROOF_CACHE")
-    if chosen:
-        return _expanded(chosen)
-    if sys.platform == "darwin":
-        return _expanded("~/Library/Caches") / "kvproof"
-    if sys.platform == "win32":
-        return _expanded(os.environ.get("LOCALAPPDATA", "~/AppData/Local")) / "kvproof"
-    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "kvproof"
-
-
-def _expanded(folder: str) -> Path:
+    """Where releases are kept, see :func:`kvproof.spec.cache_folder.cache_folder`."""
     try:
-        return Path(folder).expanduser()
+        return kept.cache_folder()
     except RuntimeError as error:
-        raise FetchError(f"there is no cache folder {folder} ({error}): set KVPROOF_CACHE to a folder") from error
+        raise FetchError(str(error)) from error
 
 
 def release_tree(version: str, cache: Path | None = None, progress: Progress | None = None) -> Path:

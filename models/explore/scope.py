@@ -117,9 +117,14 @@ class Scope:
             machine.reset()
         else:
             name = machine.world.requests()[move.request].name
-            getattr(machine, move.kind)(name)
+            if move.kind == "abort":
+                machine.abort(name)
+            elif move.kind == "preempt":
+                machine.preempt(name)
+            else:
+                machine.finish(name)
 
     def free_name(self, world: World) -> str:
         """A name that no request has, nor any load that is still under way."""
         taken = {request.name for request in world.requests()} | {flight.request for flight in world.flights}
-        return next(name for name in map(str, range(len(taken) + 1)) if name not in taken)
+        return next(name for name in (str(number) for number in range(len(taken) + 1)) if name not in taken)

@@ -131,6 +131,14 @@ def _covering(world: World, sizes: Sizes, request: Request, tokens: int) -> dict
     for group, blocks in found.items():
         for end in range(sizes.slot, tokens + sizes.slot, sizes.slot):
             ends = range(min(end, tokens), min(end, request.known) + 1, sizes.unit)
-            keyed = (pool.find(world, group, request.states[position]) for position in ends)
-            blocks.append(next((block for block in keyed if block is not None), NULL))
+            blocks.append(
+                next(
+                    (
+                        block
+                        for block in (pool.find(world, group, request.states[position]) for position in ends)
+                        if block is not None
+                    ),
+                    NULL,
+                )
+            )
     return {group: tuple(blocks) for group, blocks in found.items()}
