@@ -8,6 +8,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from kvproof import cli
 from kvproof.errors import CheckerError, UsageError
 from kvproof.invariants.catalogue import CATALOGUE, by_id
-from kvproof.review import content, diff, digests, machine, site, sources, status
+from kvproof.review import causes, content, diff, digests, machine, site, sources, status
 from kvproof.review.examples import example
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
@@ -39,6 +40,7 @@ def test_no_stored_result_is_missing_or_older_than_its_rule(check: status.Check)
     old = [w.id for w in stored.runs[check.name].words if w.digest and w.digest != status.current(w)]
     assert not old
     assert not stored.stale(check.name)
+    assert not stored.lacking(check.name)
 
 
 def test_a_result_is_stale_once_its_rule_has_changed() -> None:
@@ -118,6 +120,44 @@ def test_a_field_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(content, "_mutants", lambda *_: ())
     with pytest.raises(CheckerError, match=r"has no mutants"):
         content.entries(Status(1, {}))
+
+
+def test_a_broken_cell_leads_to_its_causes_and_says_which_are_on_record_today() -> None:
+    known = next(one for one in causes.records() if one.source.scenario and one.releases[0].isdigit())
+    name, release = known.source.invariant, known.releases.split(", ")[0]
+    words = [Word("invariant", name, "broken", "fail"), Word("finding", f"{name} {known.cause}", "new", "fail", "seen")]
+    recorded_since = said(f"fuzz {release}", *words)
+    (line,) = [one for one in _entry(name, recorded_since).lines if one.checker == f"fuzz, vLLM {release}"]
+    assert (line.mark, line.verdict) == ("known", "broken (known)")
+    new = said(f"fuzz {release}", *words, Word("finding", f"{name} unheard-of", "new", "fail", "block 3 is odd"))
+    entry = _entry(name, new)
+    (line,) = [one for one in entry.lines if one.checker == f"fuzz, vLLM {release}"]
+    assert (line.mark, line.verdict) == ("broken", "broken")
+    assert "2 causes seen, 1 not on record" in line.words
+    files = site.pages(content.entries(new), new)
+    page = files[f"{name.partition('.')[0].lower()}.html"]
+    assert f"kvproof replay findings/{known.file} --on vllm=={release}" in page
+    assert f'id="{known.anchor}"' in page
+    assert "unheard-of</b>" in page
+    assert "block 3 is odd" in page
+    assert f'#{entry.causes_on(release)}">✗!</a>' in files["index.html"]
+    # What is gone, or was not seen, is no cause.
+    old = said(f"fuzz {release}", words[0], Word("finding", f"{name} old", "gone: it is", "info"))
+    assert _entry(name, old).seen == ()
+
+
+def _entry(name: str, status: Status) -> content.Entry:
+    return next(entry for entry in content.entries(status) if entry.id == name)
+
+
+def test_what_was_not_run_is_said_and_counted_and_no_result_of_its_own(tmp_path: Path) -> None:
+    stored = status.load(STORED)
+    stored.runs["explore"] = msgspec.structs.replace(
+        stored.runs["explore"], words=[w for w in stored.runs["explore"].words if w.id != "REF.references"]
+    )
+    assert "not run yet" in content._smallest("REF.references", stored)
+    assert site.build(tmp_path, stored)["not_run"] == 1
+    assert stored.lacking("explore") == ["REF.references"]
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
