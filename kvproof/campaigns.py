@@ -64,10 +64,10 @@ class Totals(msgspec.Struct, frozen=True):
     new_kept: int
 
     def words(self) -> str:
-        found = f"{self.findings} finding{'s' * (self.findings != 1)} that were not on record"
         return (
             f"all runs together: {self.steps:,} steps, {self.examples:,} engines, {self.seconds:,.0f} s, "
-            f"{found}; {self.kept:,} scenarios kept, {self.new_kept:,} by this run"
+            f"found that was not on record: {self.findings}; "
+            f"{self.kept:,} scenarios kept, {self.new_kept:,} by this run"
         )
 
 

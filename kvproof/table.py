@@ -31,9 +31,9 @@ _GONE: Final = "bold yellow"
 _WIDTH_WITHOUT_TERMINAL: Final = 100
 _WIDTH_OF_NAMES: Final = 40
 _COUNTED: Final = {
-    "run refused": "configurations that this subject does not take, replaced by simpler ones,",
-    "kept scenario run again (refused)": "kept scenarios whose configuration this subject does not take",
-    "variation of a kept scenario (refused)": "variations whose configuration this subject does not take",
+    "run refused": "configuration that this subject refused (a simpler one was run)",
+    "kept scenario run again (refused)": "kept scenario whose configuration this subject refused",
+    "variation of a kept scenario (refused)": "variation whose configuration this subject refused",
 }
 """What a count of a search is in words, where its name does not say it."""
 
@@ -133,10 +133,11 @@ def _together(rows: Sequence[Row]) -> list[Row]:
 
 def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
     counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
-    _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}")
     # What is as it was recorded is named only; its record says the rest.
     folded = {said: [row for row in rows if brief and row.verdict.startswith(said)] for said in (_SEEN, SHOWN)}
     named_only = {id(row) for same in folded.values() for row in same}
+    more = "; kvproof fuzz --all prints each in full" if named_only else ""
+    _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}{more}")
     for row in rows:
         if id(row) not in named_only:
             _block(out, row)

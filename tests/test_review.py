@@ -169,6 +169,22 @@ def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
     assert shown.sound.strips
 
 
+def test_an_example_marks_what_differs_and_draws_a_count_of_the_null_block() -> None:
+    assert example("SLOT.chunk-end").broken.differing == ("granted",)
+    assert example("SLOT.chunk-end").sound.differing == ()
+    shown = example("REF.null-count")
+    null = [cell for strip in shown.broken.strips for cell in strip.cells if cell.kind == "null"]
+    assert null
+    assert all(cell.lines == ("-4 references",) and cell.wrong and cell.differs for cell in null)
+    assert not any(cell.lines for strip in shown.sound.strips for cell in strip.cells if cell.kind == "null")
+
+
+def test_every_page_says_how_to_read_its_notation(made: Path) -> None:
+    for file in made.glob("*.html"):
+        assert "Reading the notation" in file.read_text(encoding="utf-8")
+    assert {"Split", "g1, group 1"} <= content.glossary().keys()
+
+
 def test_what_invariants_stand_on_is_claimed() -> None:
     from kvproof.models.smt import CLAIMS
 
@@ -292,7 +308,25 @@ def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
     assert made.sentences == [("SLOT.x", "It is one.", "It is two.")]
     assert "+    return two" in diff.as_text(made)
     assert "It is two." in site.diff_page(made)
+    assert "rules (spec/rules, spec/radix.py, spec/logic.py): to be read again" in diff.as_text(made)
     assert "nothing differs" in diff.as_text(diff.Difference("a", "b"))
+
+
+def test_a_difference_says_where_gone_and_new_come_from_and_shortens_what_is_long() -> None:
+    code = "\n".join(f"    x = {index} + {'y' * 300}" for index in range(100))
+    old, new = (sources.functions([("a.py", text)]) for text in ("def f():\n    pass\n", f"def f():\n{code}\n"))
+    made = diff.Difference("vllm==0.30.0", "vllm==0.31.0", {"chunk": sources.changes(old, new, ["f"])})
+    made.gone = [("A.b", "c")]
+    text = diff.as_text(made)
+    assert "findings, by the records in findings/" in text
+    assert "  gone: A.b (c)" in text
+    assert "chunk (what spec/rules/chunk.py mirrors in vLLM): to be read again" in text
+    assert "lines more: --html FILE writes all of them" in text
+    assert max(map(len, text.splitlines())) < 160
+    page = site.diff_page(made)
+    assert "y" * 300 in page
+    assert "spec/rules/chunk.py" in page
+    assert "By the records in findings/" in page
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_known_findings_are_folded_where_that_is_asked_for(capsys: pytest.Captur
     listed = [known(shown=True), known(cause="other", seen=1.5), known(cause="lost", why="it can't run")]
     report = made_report(made_record(known=listed))
     lines = [line.strip() for line in shown(report, capsys, fold=True).splitlines()]
-    assert "findings: 3 known" in lines
+    assert "findings: 3 known; kvproof fuzz --all prints each in full" in lines
     at = lines.index("known: seen in this run (findings/README.md):")
     assert lines[at + 1] == "SLOT.chunk-end other"
     at = lines.index("known: its recorded scenario still shows it (findings/README.md):")
@@ -266,7 +266,10 @@ def test_the_time_and_what_ended_it_are_said(capsys: pytest.CaptureFixture[str])
 
 def test_what_a_search_did_is_said_and_what_it_never_did(capsys: pytest.CaptureFixture[str]) -> None:
     report = made_report(made_record())
-    report.coverage = {"action step": 1200, "action submit": 7, "run with EAGLE": 3}
+    report.coverage = {"action step": 1200, "action submit": 7, "run with EAGLE": 3, "run refused": 53}
+    out = flat(shown(report, capsys))
+    assert "configuration that this subject refused (a simpler one was run) 53" in out
+    del report.coverage["run refused"]
     out = flat(shown(report, capsys))
     assert "action step 1,200, action submit 7, run with EAGLE 3, action finish never, action abort never" in out
     assert "coverage" not in flat(shown(report, capsys, brief=True))
