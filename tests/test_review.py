@@ -312,8 +312,8 @@ def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
     assert "nothing differs" in diff.as_text(diff.Difference("a", "b"))
 
 
-def test_a_difference_says_where_gone_and_new_come_from_and_shortens_what_is_long() -> None:
-    code = "\n".join(f"    x = {index} + {'y' * 300}" for index in range(100))
+def test_a_difference_says_where_gone_and_new_come_from_and_wraps_what_is_long() -> None:
+    code = "\n".join(f"    x = {index} + {' + '.join('y' * 300)}" for index in range(100))
     old, new = (sources.functions([("a.py", text)]) for text in ("def f():\n    pass\n", f"def f():\n{code}\n"))
     made = diff.Difference("vllm==0.30.0", "vllm==0.31.0", {"chunk": sources.changes(old, new, ["f"])})
     made.gone = [("A.b", "c")]
@@ -323,8 +323,10 @@ def test_a_difference_says_where_gone_and_new_come_from_and_shortens_what_is_lon
     assert "chunk (what spec/rules/chunk.py mirrors in vLLM): to be read again" in text
     assert "lines more: --html FILE writes all of them" in text
     assert max(map(len, text.splitlines())) < 160
+    at = text.splitlines().index("      @@ -1,2 +1,101 @@")
+    assert text.splitlines()[at + 4].lstrip(" ").startswith("+  "), "a part of a long line is marked as the line"
     page = site.diff_page(made)
-    assert "y" * 300 in page
+    assert " + ".join("y" * 300) in page
     assert "spec/rules/chunk.py" in page
     assert "By the records in findings/" in page
 

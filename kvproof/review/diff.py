@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,7 +226,7 @@ def _status_at(commit: str, root: Path) -> Status:
 
 MOST_LINES = 60
 MOST_CHARACTERS = 150
-"""Of a line of code in a terminal; the page has all of it."""
+"""Of a line of code in a terminal."""
 
 
 def as_text(made: Difference) -> str:
@@ -244,7 +245,7 @@ def as_text(made: Difference) -> str:
         for change in found:
             parts.append(f"  {change.how}: {change.name}  {change.place}")
             lines = change.lines()
-            parts += [f"      {_short(line)}" for line in lines[:MOST_LINES]]
+            parts += [f"      {part}" for line in lines[:MOST_LINES] for part in _wrapped(line)]
             if len(lines) > MOST_LINES:
                 parts.append(f"      … {len(lines) - MOST_LINES} lines more: --html FILE writes all of them")
     parts += [f"not compared: {text}" for text in made.missing]
@@ -257,8 +258,12 @@ RECORDS = "findings, by the records in findings/ (gone: on record for the first 
 """What gone and new mean. What a stored search of the other side came across is neither."""
 
 
-def _short(line: str) -> str:
-    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+def _wrapped(line: str) -> list[str]:
+    """A line of the difference as lines that a terminal has room for, each marked as added or removed as it is."""
+    if len(line) <= MOST_CHARACTERS:
+        return [line]
+    indent = len(line[1:]) - len(line[1:].lstrip())
+    return textwrap.wrap(line, MOST_CHARACTERS, subsequent_indent=line[:1] + " " * (indent + 8))
 
 
 __all__ = ["Difference", "Function", "Verdict", "as_text", "diff"]
