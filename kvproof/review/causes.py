@@ -54,7 +54,8 @@ class Cause:
 
 @dataclass(frozen=True)
 class SeenOn:
-    """What one stored search of a release saw: ``command`` is the search, ``made`` its day."""
+    """What one stored search of a release saw: ``command`` is the search, ``made`` its day. What is not on record comes
+    first."""
 
     release: str
     command: str
@@ -90,7 +91,7 @@ def seen(invariant: str, status: Status, known: Sequence[Record]) -> tuple[SeenO
         said = status.runs.get(f"fuzz {release}")
         words = [word for word in (said.words if said is not None else ()) if _was_seen(word, invariant)]
         if said is not None and words:
-            causes = tuple(_cause(word, release, known) for word in words)
+            causes = tuple(sorted((_cause(word, release, known) for word in words), key=lambda c: c.record is not None))
             found.append(SeenOn(release, said.command, said.made, causes))
     return tuple(found)
 
