@@ -66,7 +66,8 @@ class Totals(msgspec.Struct, frozen=True):
     def words(self) -> str:
         return (
             f"all runs together: {self.steps:,} steps, {self.examples:,} engines, {self.seconds:,.0f} s, "
-            f"{self.findings} findings on this release; {self.kept:,} scenarios kept, {self.new_kept:,} by this run"
+            f"found that was not on record: {self.findings}; "
+            f"{self.kept:,} scenarios kept, {self.new_kept:,} by this run"
         )
 
 

@@ -245,7 +245,7 @@ def fuzz(
         Path | None, typer.Option(metavar="DIR", help="Where scenario files go (kvproof-findings; a campaign's own).")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Print known findings in full, too.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Print known findings in full, not by name only.")] = False,
     ray: Annotated[
         str,
         typer.Option("--ray", metavar="ADDRESS", help="Search on a Ray cluster: its address, auto, or local."),
@@ -284,7 +284,7 @@ def fuzz(
     report.coverage.update(record.coverage)
     report.ended, report.problem = record.ended, record.unsaved
     files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
-    return finish_report(report, report_folder, show, files)
+    return finish_report(report, report_folder, functools.partial(show, fold=not show_all), files)
 
 
 @app.command()

@@ -93,7 +93,7 @@ class Report:
         """One line that scripts can grep: ``kvproof: verify vllm==0.33.0 seed=1 … verdict=met exit=0``."""
         facts = [f"{name}={round(v, 1) if isinstance(v, float) else v}" for name, v in self.facts.items()]
         head = ["kvproof:", self.command, *([self.subject] if self.subject else [])]
-        ended = [self.ended] if self.ended else []
+        ended = [f"({self.ended})"] if self.ended else []
         interrupted = ["interrupted=yes"] if self.interrupted else []
         return " ".join([*head, *facts, *ended, *interrupted, f"verdict={self.verdict}", f"exit={self.exit_code}"])
 

@@ -30,13 +30,23 @@ _STYLES: Final = {
 _GONE: Final = "bold yellow"
 _WIDTH_WITHOUT_TERMINAL: Final = 100
 _WIDTH_OF_NAMES: Final = 40
+_COUNTED: Final = {
+    "run refused": "configuration that this subject refused (a simpler one was run)",
+    "kept scenario run again (refused)": "kept scenario whose configuration this subject refused",
+    "variation of a kept scenario (refused)": "variation whose configuration this subject refused",
+}
+"""What a count of a search is in words, where its name does not say it."""
+
+_SEEN: Final = "known: seen in this run"
+"""How the verdict on a known finding begins that the search came across by itself."""
 
 
-def show(report: Report, *, brief: bool = False) -> None:
+def show(report: Report, *, brief: bool = False, fold: bool = False) -> None:
     """Write everything that was established, and the result line.
 
-    ``brief``: proofs that came out as expected take a line or a few per family and not one or more each. The report
-    files hold everything in any case.
+    ``brief``: proofs that came out as expected take a line or a few per family and not one or more each. ``fold``:
+    known findings that are as they were recorded are named only (``brief`` folds them, too). The report files hold
+    everything in any case.
     """
     # A pipe gets a fixed width, so that what is stored does not depend on a window.
     out = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
@@ -48,15 +58,17 @@ def show(report: Report, *, brief: bool = False) -> None:
             rows = [row for row in report.rows if row.kind == kind]
             if rows:
                 out.print()
-                part(out, report, rows, brief)
+                part(out, report, rows, brief or (fold and kind == "finding"))
         if report.coverage and not brief:
             out.print()
             _heading(out, "coverage")
             never = [f"action {kind}" for kind in get_args(ActionKind) if not report.coverage.get(f"action {kind}")]
-            counts = [f"{name} {count:,}" for name, count in report.coverage.items()] + [
-                f"{name} never" for name in never
-            ]
+            counts = [f"{_COUNTED.get(name, name)} {count:,}" for name, count in report.coverage.items()]
+            counts += [f"{name} never" for name in never]
             out.print(Padding(Text(", ".join(counts)), (0, 0, 0, 2)))
+        if why := _undetermined(report):
+            out.print()
+            out.print(Text(why, style=_STYLES["undetermined"]))
         if report.rows:
             out.print()
     text = "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
@@ -121,17 +133,28 @@ def _together(rows: Sequence[Row]) -> list[Row]:
 
 def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
     counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
-    _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}")
     # What is as it was recorded is named only; its record says the rest.
-    same = [row for row in rows if brief and row.verdict == SHOWN]
+    folded = {said: [row for row in rows if brief and row.verdict.startswith(said)] for said in (_SEEN, SHOWN)}
+    named_only = {id(row) for same in folded.values() for row in same}
+    more = "; kvproof fuzz --all prints each in full" if named_only else ""
+    _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}{more}")
     for row in rows:
-        if row not in same:
+        if id(row) not in named_only:
             _block(out, row)
-    if same:
-        out.print(Padding(Text(f"{SHOWN} (findings/README.md):", style=_STYLES["info"]), (0, 0, 0, 2)))
-    for invariant in dict.fromkeys(row.id.partition(" ")[0] for row in same):
-        causes = [row.id.partition(" ")[2] for row in same if row.id.partition(" ")[0] == invariant]
-        out.print(Padding(Text(f"{invariant} {', '.join(causes)}"), (0, 0, 0, 4)))
+    for said, same in folded.items():
+        if same:
+            out.print(Padding(Text(f"{said} (findings/README.md):", style=_STYLES["info"]), (0, 0, 0, 2)))
+        for invariant in dict.fromkeys(row.id.partition(" ")[0] for row in same):
+            causes = [row.id.partition(" ")[2] for row in same if row.id.partition(" ")[0] == invariant]
+            out.print(Padding(Text(f"{invariant} {', '.join(causes)}"), (0, 0, 0, 4)))
+
+
+def _undetermined(report: Report) -> str:
+    """Why a search that found nothing new is no pass: what it never exercised, and what would decide."""
+    never = [row.id for row in report.rows if (row.kind, row.outcome) == ("invariant", "undetermined")]
+    if report.command not in ("fuzz", "verify") or report.verdict != "undetermined" or not never:
+        return ""
+    return f"undetermined, as never exercised: {', '.join(never)}. A longer run (--seconds, --steps) decides."
 
 
 def _mutants(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:

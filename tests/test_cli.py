@@ -174,7 +174,8 @@ def test_a_known_finding_is_listed_and_not_failed_on(
     assert cli.run(list(FUZZ)) == 0
     out = capsys.readouterr().out
     assert fakes.known == {VIOLATION.identity}
-    assert "confirmed, PR 1" in out
+    assert "known: seen in this run (findings/README.md):" in out
+    assert "confirmed, PR 1" not in out, "named only, unless --all"
     assert SCENARIO.text() not in out
     assert "new=0 known=1" in line(out)
     assert cli.run([*FUZZ, "--all"]) == 0

@@ -15,7 +15,7 @@ from kvproof import cli, engines, fuzzing, recorded, scenario_file, subjects
 from kvproof.invariants.monitor import RunSpoiled
 from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import Config, ConfigError, Group
-from kvproof.spec.events import Observation, StepEnd
+from kvproof.spec.events import Forward, Observation, StepEnd
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Action, Scenario
 from kvproof.spec.subject import Observer
@@ -247,6 +247,24 @@ def test_a_timeline_starts_with_the_configuration_and_says_a_violation_once() ->
     assert seen.text.startswith("groups: full 4, mamba 4; hash unit 4; 33 blocks; 32 tokens a step\n  1. submit r1")
     assert "the run ends here" not in seen.text
     assert not seen.spoiled
+
+
+class AtForward(Judge):
+    """Sees something at every forward, which is in the middle of a step."""
+
+    def __call__(self, observation: Observation) -> None:
+        if isinstance(observation.event, Forward):
+            self.violations += self.broken
+
+
+@pytest.mark.parametrize("judge", [Judge, AtForward])
+def test_a_violation_is_told_below_the_step_in_which_it_was_seen(judge: type[Judge]) -> None:
+    actions = (Action("submit", "r1", length=10, max_tokens=2), Action("step", times=3))
+    scenario = Scenario(LEAK.config, actions)
+    lines = replay(ToySubject(), scenario, watchers=lambda *_: judge(EFFECT, spoils=False)).text.splitlines()
+    (at,) = [index for index, line in enumerate(lines) if "! REF.queue" in line]
+    assert lines[at - 1].lstrip().startswith("step 1: ")
+    assert lines[at + 1].lstrip().startswith("step 2: ")
 
 
 def test_a_timeline_says_where_the_run_stopped_and_what_only_follows() -> None:

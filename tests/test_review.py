@@ -8,6 +8,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from kvproof import cli
 from kvproof.errors import CheckerError, UsageError
 from kvproof.invariants.catalogue import CATALOGUE, by_id
-from kvproof.review import content, diff, digests, machine, site, sources, status
+from kvproof.review import causes, content, diff, digests, machine, site, sources, status
 from kvproof.review.examples import example
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
@@ -39,6 +40,7 @@ def test_no_stored_result_is_missing_or_older_than_its_rule(check: status.Check)
     old = [w.id for w in stored.runs[check.name].words if w.digest and w.digest != status.current(w)]
     assert not old
     assert not stored.stale(check.name)
+    assert not stored.lacking(check.name)
 
 
 def test_a_result_is_stale_once_its_rule_has_changed() -> None:
@@ -120,6 +122,44 @@ def test_a_field_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         content.entries(Status(1, {}))
 
 
+def test_a_broken_cell_leads_to_its_causes_and_says_which_are_on_record_today() -> None:
+    known = next(one for one in causes.records() if one.source.scenario and one.releases[0].isdigit())
+    name, release = known.source.invariant, known.releases.split(", ")[0]
+    words = [Word("invariant", name, "broken", "fail"), Word("finding", f"{name} {known.cause}", "new", "fail", "seen")]
+    recorded_since = said(f"fuzz {release}", *words)
+    (line,) = [one for one in _entry(name, recorded_since).lines if one.checker == f"fuzz, vLLM {release}"]
+    assert (line.mark, line.verdict) == ("known", "broken (known)")
+    new = said(f"fuzz {release}", *words, Word("finding", f"{name} unheard-of", "new", "fail", "block 3 is odd"))
+    entry = _entry(name, new)
+    (line,) = [one for one in entry.lines if one.checker == f"fuzz, vLLM {release}"]
+    assert (line.mark, line.verdict) == ("broken", "broken")
+    assert "2 causes seen, 1 not on record" in line.words
+    files = site.pages(content.entries(new), new)
+    page = files[f"{name.partition('.')[0].lower()}.html"]
+    assert f"kvproof replay findings/{known.file} --on vllm=={release}" in page
+    assert f'id="{known.anchor}"' in page
+    assert "unheard-of</b>" in page
+    assert "block 3 is odd" in page
+    assert f'#{entry.causes_on(release)}">✗!</a>' in files["index.html"]
+    # What is gone, or was not seen, is no cause.
+    old = said(f"fuzz {release}", words[0], Word("finding", f"{name} old", "gone: it is", "info"))
+    assert _entry(name, old).seen == ()
+
+
+def _entry(name: str, status: Status) -> content.Entry:
+    return next(entry for entry in content.entries(status) if entry.id == name)
+
+
+def test_what_was_not_run_is_said_and_counted_and_no_result_of_its_own(tmp_path: Path) -> None:
+    stored = status.load(STORED)
+    stored.runs["explore"] = msgspec.structs.replace(
+        stored.runs["explore"], words=[w for w in stored.runs["explore"].words if w.id != "REF.references"]
+    )
+    assert "not run yet" in content._smallest("REF.references", stored)
+    assert site.build(tmp_path, stored)["not_run"] == 1
+    assert stored.lacking("explore") == ["REF.references"]
+
+
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
 def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
     shown = example(entry.id)  # type: ignore[attr-defined]
@@ -127,6 +167,22 @@ def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
     assert shown.broken.violation is not None
     assert shown.broken.violation.witness
     assert shown.sound.strips
+
+
+def test_an_example_marks_what_differs_and_draws_a_count_of_the_null_block() -> None:
+    assert example("SLOT.chunk-end").broken.differing == ("granted",)
+    assert example("SLOT.chunk-end").sound.differing == ()
+    shown = example("REF.null-count")
+    null = [cell for strip in shown.broken.strips for cell in strip.cells if cell.kind == "null"]
+    assert null
+    assert all(cell.lines == ("-4 references",) and cell.wrong and cell.differs for cell in null)
+    assert not any(cell.lines for strip in shown.sound.strips for cell in strip.cells if cell.kind == "null")
+
+
+def test_every_page_says_how_to_read_its_notation(made: Path) -> None:
+    for file in made.glob("*.html"):
+        assert "Reading the notation" in file.read_text(encoding="utf-8")
+    assert {"Split", "g1, group 1"} <= content.glossary().keys()
 
 
 def test_what_invariants_stand_on_is_claimed() -> None:
@@ -252,7 +308,27 @@ def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
     assert made.sentences == [("SLOT.x", "It is one.", "It is two.")]
     assert "+    return two" in diff.as_text(made)
     assert "It is two." in site.diff_page(made)
+    assert "rules (spec/rules, spec/radix.py, spec/logic.py): to be read again" in diff.as_text(made)
     assert "nothing differs" in diff.as_text(diff.Difference("a", "b"))
+
+
+def test_a_difference_says_where_gone_and_new_come_from_and_wraps_what_is_long() -> None:
+    code = "\n".join(f"    x = {index} + {' + '.join('y' * 300)}" for index in range(100))
+    old, new = (sources.functions([("a.py", text)]) for text in ("def f():\n    pass\n", f"def f():\n{code}\n"))
+    made = diff.Difference("vllm==0.30.0", "vllm==0.31.0", {"chunk": sources.changes(old, new, ["f"])})
+    made.gone = [("A.b", "c")]
+    text = diff.as_text(made)
+    assert "findings, by the records in findings/" in text
+    assert "  gone: A.b (c)" in text
+    assert "chunk (what spec/rules/chunk.py mirrors in vLLM): to be read again" in text
+    assert "lines more: --html FILE writes all of them" in text
+    assert max(map(len, text.splitlines())) < 160
+    at = text.splitlines().index("      @@ -1,2 +1,101 @@")
+    assert text.splitlines()[at + 4].lstrip(" ").startswith("+  "), "a part of a long line is marked as the line"
+    page = site.diff_page(made)
+    assert " + ".join("y" * 300) in page
+    assert "spec/rules/chunk.py" in page
+    assert "By the records in findings/" in page
 
 
 @pytest.mark.parametrize(

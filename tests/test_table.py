@@ -199,6 +199,28 @@ def test_a_known_finding_is_listed_whether_it_was_seen_or_not(
     assert "Much more" in shown(made_report(made_record(known=[known(**changes)]), show_known=True), capsys)
 
 
+def test_known_findings_are_folded_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [known(shown=True), known(cause="other", seen=1.5), known(cause="lost", why="it can't run")]
+    report = made_report(made_record(known=listed))
+    lines = [line.strip() for line in shown(report, capsys, fold=True).splitlines()]
+    assert "findings: 3 known; kvproof fuzz --all prints each in full" in lines
+    at = lines.index("known: seen in this run (findings/README.md):")
+    assert lines[at + 1] == "SLOT.chunk-end other"
+    at = lines.index("known: its recorded scenario still shows it (findings/README.md):")
+    assert lines[at + 1] == "SLOT.chunk-end chunk-crosses-boundary"
+    assert lines.count("record: findings/a.json") == 1, "what could not be told is not as it was recorded"
+    assert any(line.startswith("HIT.covers") for line in lines), "findings are folded and nothing else"
+
+
+def test_a_search_says_at_its_end_what_it_never_exercised(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {entry.id: 5 for entry in CATALOGUE if entry.id not in ("HIT.pure-view", "TAIL.one-hold")}
+    report = made_report(made_record(evaluations=counts))
+    last = shown(report, capsys).splitlines()[-4:-1]
+    assert "undetermined, as never exercised: HIT.pure-view, TAIL.one-hold." in flat(" ".join(last))
+    assert "A longer run (--seconds, --steps) decides." in flat(" ".join(last))
+    assert "never exercised:" not in shown(made_report(made_record()), capsys)
+
+
 def test_gone_findings_come_before_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     record = made_record(known=[known(shown=True), known(cause="other", shown=False)])
     out = shown(made_report(record), capsys)
@@ -238,13 +260,16 @@ def test_the_time_and_what_ended_it_are_said(capsys: pytest.CaptureFixture[str])
     report = made_report(made_record())
     out = shown(report, capsys)
     assert "fuzzed for 83.2 s" in out
-    assert out.splitlines()[-1].endswith("seconds=83.2 ended by steps=60000 verdict=met exit=0")
+    assert out.splitlines()[-1].endswith("seconds=83.2 (ended by steps=60000) verdict=met exit=0")
     assert report.to_data()["ended"] == "ended by steps=60000"
 
 
 def test_what_a_search_did_is_said_and_what_it_never_did(capsys: pytest.CaptureFixture[str]) -> None:
     report = made_report(made_record())
-    report.coverage = {"action step": 1200, "action submit": 7, "run with EAGLE": 3}
+    report.coverage = {"action step": 1200, "action submit": 7, "run with EAGLE": 3, "run refused": 53}
+    out = flat(shown(report, capsys))
+    assert "configuration that this subject refused (a simpler one was run) 53" in out
+    del report.coverage["run refused"]
     out = flat(shown(report, capsys))
     assert "action step 1,200, action submit 7, run with EAGLE 3, action finish never, action abort never" in out
     assert "coverage" not in flat(shown(report, capsys, brief=True))

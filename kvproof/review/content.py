@@ -7,14 +7,16 @@ import importlib.resources
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
-from kvproof import engines, findings
+from kvproof import engines
 from kvproof.errors import CheckerError
 from kvproof.invariants.catalogue import CATALOGUE, FAMILIES
 from kvproof.invariants.invariant import Invariant
+from kvproof.review import causes
+from kvproof.review.causes import Record, SeenOn
 from kvproof.review.digests import closure
 from kvproof.review.examples import Example, example
 from kvproof.review.grounds import GROUNDS, MIRRORS
@@ -57,22 +59,17 @@ class Entry:
     mutants: tuple[str, ...]
     smallest: str
     lines: tuple[Line, ...]
+    seen: tuple[SeenOn, ...]
     records: tuple[Record, ...]
 
     @property
     def anchor(self) -> str:
         return self.id.lower().replace(".", "-")
 
-
-@dataclass(frozen=True)
-class Record:
-    """A finding on record: what it is called, where it is, and what was read."""
-
-    cause: str
-    releases: str
-    status: str
-    reference: str
-    reasoning: str
+    def causes_on(self, release: str) -> str:
+        """The name on its page of what was seen on ``release``; empty where nothing was."""
+        listed = any(one.release == release for one in self.seen)
+        return f"{self.anchor}-{release.replace('.', '-')}" if listed else ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class RuleModule:
 
 def entries(status: Status) -> list[Entry]:
     """Every invariant, in the order of the catalogue. Raises :class:`CheckerError` naming a field that is missing."""
-    records = findings.load()
+    records = causes.records()
     made = [_entry(invariant, status, records) for invariant in CATALOGUE]
     for entry in made:
         for name in ("statement", "why", "provenance", "scope", "events", "source", "mutants", "smallest", "lines"):
@@ -100,8 +97,9 @@ def families(made: Sequence[Entry]) -> dict[str, list[Entry]]:
     return {family: [entry for entry in made if entry.id.startswith(f"{family}.")] for family in FAMILIES}
 
 
-def _entry(invariant: Invariant, status: Status, records: Sequence[findings.Record]) -> Entry:
+def _entry(invariant: Invariant, status: Status, records: Sequence[Record]) -> Entry:
     shown = example(invariant.id)
+    seen = causes.seen(invariant.id, status, records)
     return Entry(
         id=invariant.id,
         statement=invariant.statement,
@@ -115,8 +113,9 @@ def _entry(invariant: Invariant, status: Status, records: Sequence[findings.Reco
         example=shown,
         mutants=_mutants(invariant.id, shown, status),
         smallest=_smallest(invariant.id, status),
-        lines=tuple(_lines(invariant.id, status)),
-        records=tuple(_records(invariant.id, records)),
+        lines=tuple(_lines(invariant.id, status, seen)),
+        seen=seen,
+        records=tuple(record for record in records if record.source.invariant == invariant.id),
     )
 
 
@@ -137,16 +136,33 @@ def _rules_of(invariant: Invariant) -> tuple[tuple[str, str], ...]:
 # -- what checkers said ------------------------------------------------------------------------------------------------
 
 
-def _lines(name: str, status: Status) -> list[Line]:
+NOT_RUN = "not run"
+"""The verdict where no result is stored."""
+
+
+def _lines(name: str, status: Status, seen: Sequence[SeenOn] = ()) -> list[Line]:
+    on = {one.release: one for one in seen}
     lines = []
     for claim in GROUNDS.get(name, ()):
         lines += _line(status, "prove", "proof", claim, f"prove: {claim}")
     lines += _line(status, "explore", "invariant", name, "explore")
     lines += _line(status, "fuzz reference", "invariant", name, "fuzz, reference engine")
     for release in RELEASES:
-        lines += _line(status, f"fuzz {release}", "invariant", name, f"fuzz, vLLM {release}")
+        fuzzed = _line(status, f"fuzz {release}", "invariant", name, f"fuzz, vLLM {release}")
+        lines += [_as_recorded(line, on[release]) if release in on else line for line in fuzzed]
         lines += _shipped(name, release, status)
     return lines
+
+
+def _as_recorded(line: Line, seen: SeenOn) -> Line:
+    """A word about what was seen, as the records are now: a search can't know of what was put on record after it."""
+    if line.mark not in ("broken", "known"):
+        return line
+    count = f"{len(seen.causes)} cause{'s' * (len(seen.causes) != 1)} seen"
+    if not seen.unrecorded:
+        return replace(line, verdict="broken (known)", mark="known", words=f"{line.words}; {count}, all on record")
+    words = f"{line.words}; {count}, {seen.unrecorded} not on record"
+    return replace(line, verdict="broken", mark="broken", words=words)
 
 
 def _shipped(name: str, release: str, status: Status) -> list[Line]:
@@ -162,7 +178,7 @@ def _line(status: Status, run: str, kind: str, name: str, checker: str) -> list[
     said = status.runs.get(run)
     word = said.of(kind, name) if said is not None else None
     if said is None or word is None:
-        return [Line(checker, "not run", "no result is stored", "open", "", False)]
+        return [Line(checker, NOT_RUN, "no result is stored", "open", "", False)]
     stale = bool(word.digest) and word.digest != current(word)
     return [Line(checker, word.verdict, _coverage(word), _mark(word), _made(said), stale)]
 
@@ -208,21 +224,13 @@ def _mutants(name: str, shown: Example, status: Status) -> tuple[str, ...]:
 def _smallest(name: str, status: Status) -> str:
     """The world with the fewest states in which it was judged at all."""
     said = status.runs.get("explore")
-    if said is None:
-        return "no exploration is stored"
+    if said is None or said.of("invariant", name) is None:
+        return "not run yet (kvproof spec refresh explore)"
     scopes = [word for word in said.words if word.kind == "run" and (word.data.get("exercised") or {}).get(name)]
     if not scopes:
         return "no world that is explored has anything for it to judge"
     least = min(scopes, key=lambda word: int(word.data["states"]))
     return f"{least.id}: {least.data['states']} states, judged {least.data['exercised'][name]} times"
-
-
-def _records(name: str, records: Sequence[findings.Record]) -> list[Record]:
-    return [
-        Record(one.cause, ", ".join([one.releases] if isinstance(one.releases, str) else one.releases), one.status,
-               one.reference, one.reasoning)
-        for one in records if one.invariant == name
-    ]  # fmt: skip
 
 
 # -- rules and words ---------------------------------------------------------------------------------------------------

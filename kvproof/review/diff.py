@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,14 @@ class Difference:
     gone: list[tuple[str, str]] = field(default_factory=list)
     new: list[tuple[str, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+
+    def heading(self, module: str) -> str:
+        """What changed functions are grouped by: of two releases the file of the rules that mirror them, of two commits
+        the folder that they are in."""
+        if self.before.startswith("vllm"):
+            place = "spec/machine" if module == "machine" else f"spec/rules/{module}.py"
+            return f"{module} (what {place} mirrors in vLLM)"
+        return f"{module} ({', '.join(ROOMS[module])})"
 
     def counts(self) -> dict[str, int]:
         return {
@@ -216,6 +225,8 @@ def _status_at(commit: str, root: Path) -> Status:
 # -- told --------------------------------------------------------------------------------------------------------------
 
 MOST_LINES = 60
+MOST_CHARACTERS = 150
+"""Of a line of code in a terminal."""
 
 
 def as_text(made: Difference) -> str:
@@ -223,22 +234,36 @@ def as_text(made: Difference) -> str:
     parts = [f"{made.before} → {made.after}"]
     for verdict in made.verdicts:
         parts.append(f"  {verdict.checker}: {verdict.id}: {verdict.before} → {verdict.after}")
+    if made.gone or made.new:
+        parts.append(f"\n{RECORDS}")
     parts += [f"  gone: {invariant} ({cause})" for invariant, cause in made.gone]
     parts += [f"  new: {invariant} ({cause})" for invariant, cause in made.new]
     for name, old, new in made.sentences:
         parts.append(f"  {name}: {old or '(none)'} → {new or '(none)'}")
     for module, found in made.sources.items():
-        parts.append(f"\n{module}: to be read again")
+        parts.append(f"\n{made.heading(module)}: to be read again")
         for change in found:
             parts.append(f"  {change.how}: {change.name}  {change.place}")
             lines = change.lines()
-            parts += [f"      {line}" for line in lines[:MOST_LINES]]
+            parts += [f"      {part}" for line in lines[:MOST_LINES] for part in _wrapped(line)]
             if len(lines) > MOST_LINES:
-                parts.append(f"      … {len(lines) - MOST_LINES} lines more")
+                parts.append(f"      … {len(lines) - MOST_LINES} lines more: --html FILE writes all of them")
     parts += [f"not compared: {text}" for text in made.missing]
     if len(parts) == 1:
         parts.append("  nothing differs")
     return "\n".join(parts) + "\n"
+
+
+RECORDS = "findings, by the records in findings/ (gone: on record for the first only; new: for the second only):"
+"""What gone and new mean. What a stored search of the other side came across is neither."""
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line of the difference as lines that a terminal has room for, each marked as added or removed as it is."""
+    if len(line) <= MOST_CHARACTERS:
+        return [line]
+    indent = len(line[1:]) - len(line[1:].lstrip())
+    return textwrap.wrap(line, MOST_CHARACTERS, subsequent_indent=line[:1] + " " * (indent + 8))
 
 
 __all__ = ["Difference", "Function", "Verdict", "as_text", "diff"]

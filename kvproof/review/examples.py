@@ -24,12 +24,14 @@ _SMALLEST_STATE = 1 << 32
 
 @dataclass(frozen=True)
 class Cell:
-    """A slot of a table, or a block of the free queue: what is said of it, and whether it is the one that is wrong."""
+    """A slot of a table, or a block of the free queue: what is said of it, whether it is the one that is wrong, and
+    whether it ``differs`` from the sound case."""
 
     title: str
     lines: tuple[str, ...]
     kind: str
     wrong: bool = False
+    differs: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,16 @@ class Strip:
 
 @dataclass(frozen=True)
 class Shown:
-    """One observation: the event field by field, the cache, and what the predicate said (none: it holds)."""
+    """One observation: the event field by field, the cache, and what the predicate said (none: it holds).
+
+    ``differing`` are the names of the fields that the sound case has otherwise.
+    """
 
     event: str
     fields: tuple[tuple[str, str], ...]
     strips: tuple[Strip, ...]
     violation: Violation | None
+    differing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,9 @@ def example(invariant: str) -> Example:
     assert verdict, f"{invariant}: its broken case is not noticed"
     causes = tuple(dict.fromkeys(mutant.cause for mutant in case.mutants))
     before, after = _shown(sound, None), _shown(broken, verdict[0])
-    return Example(before, dataclasses.replace(after, strips=_changed(before.strips, after.strips)), causes)
+    differing = tuple(name for name, value in after.fields if (name, value) not in before.fields)
+    strips = _changed(before.strips, after.strips)
+    return Example(before, dataclasses.replace(after, strips=strips, differing=differing), causes)
 
 
 def _shown(observation: Observation, violation: Violation | None) -> Shown:
@@ -84,8 +92,20 @@ def _shown(observation: Observation, violation: Violation | None) -> Shown:
 
 def _changed(before: Sequence[Strip], after: Sequence[Strip]) -> tuple[Strip, ...]:
     """Only the strips that differ from the sound case, or have the wrong slot; all where none does."""
-    kept = tuple(strip for strip in after if strip not in before or any(cell.wrong for cell in strip.cells))
+    marked = [_marked(strip, before) for strip in after]
+    kept = tuple(strip for strip in marked if strip not in before or any(cell.wrong for cell in strip.cells))
     return kept or tuple(after)
+
+
+def _marked(strip: Strip, before: Sequence[Strip]) -> Strip:
+    """The strip with the cells marked that the sound case has otherwise at that place, or not at all. A queue that lost
+    or gained a block differs there and not behind it."""
+    sound = next((one.cells for one in before if one.title.partition(" (")[0] == strip.title.partition(" (")[0]), ())
+    plain = [dataclasses.replace(cell, wrong=False) for cell in sound]
+    cells = [
+        dataclasses.replace(cell, differs=dataclasses.replace(cell, wrong=False) not in plain) for cell in strip.cells
+    ]
+    return Strip(strip.title, tuple(cells))
 
 
 def _strips(view: View, violation: Violation | None) -> tuple[Strip, ...]:
@@ -119,7 +139,9 @@ def _is_wrong(where: Mapping[str, str | int], block: int, request: str, group: i
 
 def _cell(view: View, block: int, title: str, group: int, wrong: bool) -> Cell:
     if block == NULL:
-        return Cell(f"{title} null".strip(), (), "null", wrong)
+        # It is never counted: a count is drawn where there is one all the same.
+        counted = view.references(NULL)
+        return Cell(f"{title} null".strip(), (f"{counted} references",) if counted else (), "null", wrong)
     lines = [f"{view.references(block)} references"] if view.references(block) != 1 else []
     lines += [f"key {show(key.state)}" for key in view.keys(block)]
     lines += _held(view, block, group)

@@ -35,8 +35,10 @@ def build(out: Path, status: Status) -> dict[str, int]:
             write_whole(out / name, text)
         except OSError as error:
             raise UsageError(f"can't write {out / name}: {error.strerror or error}") from error
-    stale = sum(line.stale for entry in entries for line in entry.lines)
-    return {"pages": len(made) - 1, "invariants": len(entries), "results": len(status.runs), "stale": stale}
+    lines = [line for entry in entries for line in entry.lines]
+    stale, not_run = sum(line.stale for line in lines), sum(line.verdict == content.NOT_RUN for line in lines)
+    counts = {"pages": len(made) - 1, "invariants": len(entries), "results": len(status.runs), "stale": stale}
+    return {**counts, "not_run": not_run}
 
 
 def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:

@@ -53,6 +53,9 @@ CHECKS = (
     *(Check(f"fuzz {release}", ("fuzz", f"vllm=={release}", "--seconds", "40", *_FUZZ)) for release in RELEASES),
     *(Check(f"prove --on {release}", ("prove", "--on", f"vllm=={release}")) for release in RELEASES),
 )
+_ON_EVERY_INVARIANT = frozenset(check.name for check in CHECKS if check.name.startswith(("fuzz", "explore"))) - {
+    "explore --mutants"
+}
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -94,6 +97,13 @@ class Status(msgspec.Struct):
         """Whether there is no such run, or a rule or claim that it spoke of has changed."""
         said = self.runs.get(name)
         return said is None or any(word.digest and word.digest != current(word) for word in said.words)
+
+    def lacking(self, name: str) -> list[str]:
+        """Invariants that a search or an exploration says nothing of: they are newer than it."""
+        said = self.runs.get(name)
+        if said is None or name not in _ON_EVERY_INVARIANT:
+            return []
+        return [entry.id for entry in CATALOGUE if said.of("invariant", entry.id) is None]
 
 
 def stored_file() -> Path:
@@ -154,7 +164,8 @@ def refresh(
         raise UsageError(f"no check is called {min(unknown)!r}: there are {known}")
     status = load(file)
     for check in CHECKS:
-        if (names and check.name not in names) or not (again or status.stale(check.name)):
+        due = again or status.stale(check.name) or bool(status.lacking(check.name))
+        if (names and check.name not in names) or not due:
             continue
         stop()
         progress(f"{check.command} …")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproof.invariants.catalogue import CATALOGUE
-from kvproof.models.stateful.drive import Identity, Run, Watchers, standard_watchers
+from kvproof.models.stateful.drive import Identity, Run, Watcher, Watchers, standard_watchers
 from kvproof.spec.events import Allocate, Crash, Forward, Loaded, Lone, Observation, Resume, Stall, Starved, StepEnd
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
@@ -57,18 +57,14 @@ def replay(
     Raises :class:`kvproof.spec.config.ConfigError` where the subject can't run the configuration.
     """
     watcher = (watchers or standard_watchers(subject))(known, False)
-    timeline = _Timeline()
+    timeline = _Timeline(watcher)
     timeline.lines += Scenario(scenario.config, ()).text().splitlines()
-    told: set[Violation] = set()
     run = Run(subject, scenario.config, watcher, timeline)
     where: list[int] = []
 
     def note(index: int) -> None:
-        for violation in watcher.violations[len(where) :]:
-            where.append(index)
-            if violation not in told:
-                told.add(violation)
-                timeline.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
+        where.extend([index] * (len(watcher.violations) - len(where)))
+        timeline.catch_up()
 
     for index, action in enumerate(scenario.actions):
         begins(index)
@@ -112,18 +108,34 @@ def _follows(violations: Sequence[Violation]) -> frozenset[Identity]:
 
 
 class _Timeline:
-    """Events that people look for, one line each, indented under their action."""
+    """Events that people look for, one line each, indented under their action, and violations as ``watcher`` sees
+    them, each below the step in which it was seen first."""
 
-    def __init__(self) -> None:
+    def __init__(self, watcher: Watcher) -> None:
         self.lines: list[str] = []
-        self._step = 0
         self._ran: list[str] = []
+        self._watcher = watcher
+        self._read = 0
+        self._told: set[Violation] = set()
+        self._at_end_of_step = False
 
     def say(self, text: str) -> None:
         self.lines.append(f"       {text}")
 
+    def catch_up(self) -> None:
+        """Say the violations that were seen since the last time, each once."""
+        for violation in self._watcher.violations[self._read :]:
+            self._read += 1
+            if violation not in self._told:
+                self._told.add(violation)
+                self.say(f"! {violation.invariant} ({violation.cause}): {violation.witness}")
+
     def __call__(self, observation: Observation) -> None:
+        """Called before the watcher is, so that what it saw of one event is said with the next."""
         event = observation.event
+        if self._at_end_of_step:
+            self.catch_up()
+        self._at_end_of_step = type(event) is StepEnd
         match event:
             case Resume():
                 external = f" + {event.external} external" if event.external else ""
@@ -139,6 +151,7 @@ class _Timeline:
                 waiting = f"; waiting {', '.join(event.waiting)}" if event.waiting else ""
                 self.say(f"step {event.index}: {', '.join(self._ran) or 'nothing runs'}{waiting}")
                 self._ran.clear()
+                self.catch_up()
             case Stall():
                 self.say(f"stall: {event.request} is first in line and {event.schedules} steps brought nothing forward")
             case Loaded() if event.received < event.claimed:

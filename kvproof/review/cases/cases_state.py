@@ -132,10 +132,10 @@ STATE = (
         lambda: seen(SPLIT),
         (
             Mutant(
-                lambda: seen(SPLIT, start=0, granted=6),
+                lambda: seen(SPLIT, granted=6),
                 "chunk-ends-off-boundary",
-                {"request": "r1", "slot": 0},
-                ("[0, 6)", "block 8"),
+                {"request": "r1", "slot": 1},
+                ("[8, 14)", "block 8"),
             ),
             Mutant(
                 lambda: seen(SPLIT, start=6, granted=14, prefill_end=20),

@@ -1,0 +1,113 @@
+"""What was seen to break an invariant on releases of vLLM, cause by cause, and whether it is on record today.
+
+What was seen is read off the stored searches, which are as old as they are; what is on record is asked anew each time,
+so that a cause which was recorded after the search is not called new for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvproof import findings
+from kvproof.datafiles import data_files
+from kvproof.review.status import RELEASES, Status, Word
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finding on record: what it is called, the file that it is in, and what was read. ``replay`` runs its scenario
+    on the newest release that it names; it is empty where it has none."""
+
+    file: str
+    cause: str
+    releases: str
+    status: str
+    reference: str
+    reasoning: str
+    source: findings.Record
+
+    @property
+    def anchor(self) -> str:
+        """The row's name on its page. A cause may have several records, a file has one."""
+        return f"record-{self.file.removesuffix('.json')}"
+
+    @property
+    def replay(self) -> str:
+        covered = [release for release in RELEASES if findings.known_for([self.source], release).records]
+        return self.replay_on(covered[-1]) if covered else ""
+
+    def replay_on(self, release: str) -> str:
+        """The command that shows it again; empty where no scenario is recorded."""
+        return f"kvproof replay findings/{self.file} --on vllm=={release}" if self.source.scenario is not None else ""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One way in which an invariant was seen to break on a release. ``record`` is what covers it there, if anything."""
+
+    name: str
+    witness: str
+    record: Record | None
+    replay: str
+
+
+@dataclass(frozen=True)
+class SeenOn:
+    """What one stored search of a release saw: ``command`` is the search, ``made`` its day. What is not on record comes
+    first."""
+
+    release: str
+    command: str
+    made: str
+    causes: tuple[Cause, ...]
+
+    @property
+    def unrecorded(self) -> int:
+        return sum(cause.record is None for cause in self.causes)
+
+
+def records() -> list[Record]:
+    """All records with their files, in the order of the files. Raises as :func:`kvproof.findings.load` does."""
+    files = data_files(None, findings.PACKAGE, "known findings")
+    return [
+        Record(
+            file=file.name,
+            cause=one.cause,
+            releases=", ".join([one.releases] if isinstance(one.releases, str) else one.releases),
+            status=one.status,
+            reference=one.reference,
+            reasoning=one.reasoning,
+            source=one,
+        )
+        for file, one in zip(files, findings.load(), strict=True)
+    ]
+
+
+def seen(invariant: str, status: Status, known: Sequence[Record]) -> tuple[SeenOn, ...]:
+    """What broke ``invariant``, release by release; releases where nothing did are left out."""
+    found = []
+    for release in RELEASES:
+        said = status.runs.get(f"fuzz {release}")
+        words = [word for word in (said.words if said is not None else ()) if _was_seen(word, invariant)]
+        if said is not None and words:
+            causes = tuple(sorted((_cause(word, release, known) for word in words), key=lambda c: c.record is not None))
+            found.append(SeenOn(release, said.command, said.made, causes))
+    return tuple(found)
+
+
+def _was_seen(word: Word, invariant: str) -> bool:
+    """Whether a search came across it, or its recorded scenario showed it."""
+    unseen = word.verdict.startswith(("gone", "known: not seen"))
+    return word.kind == "finding" and word.id.partition(" ")[0] == invariant and not unseen
+
+
+def _cause(word: Word, release: str, known: Sequence[Record]) -> Cause:
+    identity = tuple(word.id.split(" ", 1))
+    record = next(
+        (one for one in known if one.source.identity == identity and findings.known_for([one.source], release).records),
+        None,
+    )
+    # Of a known finding the search keeps what is on record, of a new one what it saw.
+    witness = word.detail if word.verdict.startswith("new") else ""
+    return Cause(identity[1], witness, record, record.replay_on(release) if record is not None else "")
