@@ -260,6 +260,7 @@ def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
     [
         (("vllm==0.30.0", "HEAD"), "can't be compared"),
         (("HEAD", "no-such-commit"), "no-such-commit is neither a release"),
+        (("0.30.0", "0.31.0"), "write a release as vllm==0.30.0"),
         (("--help", "HEAD"), "names no commit"),
     ],
 )
