@@ -1,6 +1,8 @@
 # make verify   the main job: prove the rules, fuzz the newest supported vLLM release, one table
 # make test     the tests: fast ones first, then, two at a time, the slow ones and those that drive a real release
-# Both set up an environment of their own in .venv first and reuse it until pyproject.toml changes.
+# make env      only the environment: .venv, with kvproof in it
+# make lint     style and types
+# All set up an environment of their own in .venv first and reuse it until pyproject.toml changes.
 # PYTHON=/path/to/python chooses the interpreter; ARGS="--seed 7" is passed on.
 
 .PHONY: help verify test lint env clean

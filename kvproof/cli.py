@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from kvproof import subjects
+from kvproof import cli_record, subjects
 from kvproof.cli_spec import spec
 from kvproof.cli_trace import TraceFiles, traces
 from kvproof.cli_zoo import zoo
@@ -396,6 +396,9 @@ def export(
     return 0
 
 
+app.command()(cli_record.record)
+
+
 @app.command()
 def why(files: TraceFiles) -> int:
     """Sum up the lookups of a recorded trace that found less than attention has, and say which rule cost what."""
@@ -428,7 +431,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             complain("interrupted")
             return INTERRUPTED
         if hasattr(cause, "format_message"):  # what the option parser says of wrong options
-            complain(f"{one_line(cause.format_message())} (kvproof --help lists what there is)")
+            command = getattr(getattr(cause, "ctx", None), "command_path", "kvproof")
+            complain(f"{one_line(cause.format_message())} ({command} --help lists what there is)")
             return USAGE
         message, code = explain(cause)
         complain(message)

@@ -129,20 +129,21 @@ def refresh_zoo(
 @zoo.command("matrix")
 def matrix_zoo(
     file: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE", help="Put it between the markers in this file.")
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Put it between the markers in this file."),
     ] = None,
     results: ResultsFile = _RESULTS,
     faults: Data = None,
 ) -> int:
-    """The matrix in Markdown."""
+    """The matrix in Markdown, and the faults that have no row in it."""
     from kvproof.zoo import fault, matrix
     from kvproof.zoo.results import Results
 
-    text = matrix.as_markdown(matrix.matrix(fault.load(faults), Results(results)))
+    made = matrix.matrix(fault.load(faults), Results(results))
     if file is None:
-        write(text)
+        write(f"{matrix.as_markdown(made)}\n{matrix.rest_as_markdown(made)}")
         return 0
-    matrix.write_between(file, text)
+    matrix.write_between(file, made)
     write(f"kvproof: zoo-matrix file={file} exit=0\n")
     return 0
 

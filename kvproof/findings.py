@@ -78,16 +78,24 @@ def load(folder: Path | None = None) -> tuple[Record, ...]:
 def _read(file: Traversable, somebodys: bool) -> Record:
     """One record. ``somebodys``: it did not come with kvproof, so its invariant may be one that there isn't."""
     try:
-        record: Record = scenario_file.convert(scenario_file.decode(file.read_bytes()), Record)
+        data = scenario_file.decode(file.read_bytes())
+        if isinstance(data, dict) and "kvproof_scenario" in data:
+            raise UsageError(f"{file} is a scenario file, not a record: make one with kvproof record {file} -o RECORD")
+        record: Record = scenario_file.convert(data, Record)
         if somebodys:
             scenario_file.check_invariant(record.invariant)
         if record.scenario is not None:
             scenario_file.parse(record.scenario)
-        _ranges(record)
+        check(record)
     except (ScenarioError, OSError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise UsageError(f"known finding {file} can't be read: {reason}") from error
     return record
+
+
+def check(record: Record) -> None:
+    """Refuse releases that can't be read as versions or ranges. Raises :class:`ScenarioError`."""
+    _ranges(record)
 
 
 def known_for(records: Iterable[Record], release: str) -> Known:

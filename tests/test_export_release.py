@@ -22,6 +22,7 @@ from kvproof.findings import Record
 from kvproof.impl.vllm.fetch import release_tree
 from kvproof.kvexport import export_pytest
 from kvproof.kvexport.plan import plan
+from kvproof.review.status import RELEASES
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import ScenarioError
 
@@ -32,7 +33,6 @@ sys.path.pop(0)
 
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 
-RELEASES = tuple(f"0.{minor}.0" for minor in range(26, 34))
 """Those that are driven, oldest first."""
 
 WRITTEN = {

@@ -54,8 +54,9 @@ MUTANTS = [pytest.param(rule.id, mutant, id=f"{rule.id}: {mutant.cause}") for ru
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
 def test_every_rule_has_a_sound_case_and_a_mutant_it_kills(entry: Any) -> None:
     rules = [rule for rule in RULES if rule.id == entry.id]
-    assert len(rules) == 1
-    assert rules[0].mutants
+    assert rules, f"{entry.id} has no Rule in kvproof/review/cases"
+    assert len(rules) == 1, f"{entry.id} has {len(rules)} Rules in kvproof/review/cases"
+    assert rules[0].mutants, f"{entry.id}: its Rule has no Mutant"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
-RELEASES = ("0.26.0", "0.30.0", "0.33.0")
+from kvproof import subjects
+
+RELEASES = ("0.26.0", "0.30.0", subjects.NEWEST)
 EPISODES = 12
 PROGRAM = Path(__file__).with_name("calibration_program.py")
 PLANTED = ("IgnoresShift", "KeepsWindow", "NeverResets", "OneColumnOn", "SavesNoBoundary")

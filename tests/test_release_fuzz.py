@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from kvproof import findings, subjects
+from kvproof.review.status import RELEASES
 
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 RECORDS = findings.load()
-RELEASES = tuple(f"0.{minor}.0" for minor in range(26, 34))
 
 SEEDS = (
     ("0.26.0", "0.27.0", "SLOT.chunk-end", "chunk-ends-off-boundary"),
@@ -32,6 +32,7 @@ SEEDS = (
 REPLAY = """
 import json, sys
 from kvproof import findings, subjects
+from kvproof.review.status import RELEASES
 from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import ConfigError
 from kvproof.spec.scenario import Scenario

@@ -336,6 +336,7 @@ def test_a_difference_says_where_gone_and_new_come_from_and_wraps_what_is_long()
     [
         (("vllm==0.30.0", "HEAD"), "can't be compared"),
         (("HEAD", "no-such-commit"), "no-such-commit is neither a release"),
+        (("0.30.0", "0.31.0"), "write a release as vllm==0.30.0"),
         (("--help", "HEAD"), "names no commit"),
     ],
 )

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
+from kvproof.review.status import RELEASES
 from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.tracer import EMPTY, State, decode_key, encode_key, states_of
 
-RELEASES = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 COMPARED = ("0.26.0", "0.29.0", "0.33.0")
 OLD = ("0.20.0", "0.23.0", "0.25.1")
 """Of the releases before 0.26 those that differ most."""

@@ -8,6 +8,7 @@ predicates, rules and actions of the machine, and stored verdicts.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -187,7 +188,10 @@ def _commit(text: str, root: Path) -> str:
     try:
         return _git(root, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}").decode().strip()
     except UsageError as error:
-        raise UsageError(f"{text} is neither a release (vllm=={subjects.NEWEST}) nor a commit of {root}") from error
+        meant = text if re.fullmatch(r"[0-9]+(\.[0-9]+)+", text) else subjects.NEWEST
+        raise UsageError(
+            f"{text} is neither a release nor a commit of {root}: write a release as vllm=={meant}"
+        ) from error
 
 
 def _files(commit: str, places: Sequence[str], root: Path) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from kvproof.zoo.results import Results
 
 BEGIN: Final = "<!-- zoo matrix: kvproof zoo matrix --write FILE -->"
 END: Final = "<!-- end of zoo matrix -->"
+BEGIN_REST: Final = "<!-- rest of zoo: kvproof zoo matrix --write FILE -->"
+END_REST: Final = "<!-- end of rest of zoo -->"
 
 SHOWN: Final = "R"
 SILENT: Final = "·"
@@ -157,17 +159,23 @@ def _short(release: str) -> str:
 
 
 def as_markdown(made: Matrix) -> str:
-    """For a page: the table, the mutants, and what is not reached with the reasons."""
+    """For a page: the table alone."""
     rows = [["", "fault", *(_short(release) for release in made.releases)]]
     rows.append(["---"] * len(rows[0]))
     rows += [[line.fault.id, _words(line), *line.cells] for line in made.lines]
-    parts = ["\n".join(f"| {' | '.join(row)} |" for row in rows), f"{LEGEND}. Columns are releases of vLLM (0.)."]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{made.summary()}.\n\n{table}\n\n{LEGEND}. Columns are releases of vLLM (0.).\n"
+
+
+def rest_as_markdown(made: Matrix) -> str:
+    """For a page: the faults without a row in the table: mutants, and what is not reached with the reasons."""
+    parts = []
     if made.mutants:
         parts.append("Mutants of ours stand for what no release of this range had, or what costs speed only:")
         parts.append(_list(made.mutants))
     if made.left_out:
         parts += ["Not reached on the CPU, and why:", _list(made.left_out)]
-    return "\n\n".join([made.summary() + ".", *parts]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _words(line: Line) -> str:
@@ -179,17 +187,26 @@ def _list(lines: Iterable[Line]) -> str:
     return "\n".join(f"- {line.fault.id} {line.fault.title}: {line.note}" for line in lines)
 
 
-def write_between(file: Path, text: str) -> None:
-    """Put ``text`` between the markers in ``file``. Raises :class:`UsageError` where they are not there once each."""
+def write_between(file: Path, made: Matrix) -> None:
+    """Put the table, the rest, or both between their markers in ``file``.
+
+    Raises :class:`UsageError` where neither pair of markers is there, or one of them is not there once each.
+    """
     try:
-        old = file.read_text(encoding="utf-8")
+        text = old = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"can't read {file}: {getattr(error, 'strerror', None) or error}") from error
-    if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
-        raise UsageError(f"{file} has no place for the matrix: put the lines {BEGIN!r} and {END!r} into it, once each")
-    head, rest = old.split(BEGIN)
-    tail = rest.split(END)[1]
+    for begin, end, new in ((BEGIN, END, as_markdown(made)), (BEGIN_REST, END_REST, rest_as_markdown(made))):
+        other = BEGIN_REST if begin == BEGIN else BEGIN
+        if begin not in old and end not in old and (other in old or begin == BEGIN_REST):
+            continue
+        if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
+            raise UsageError(
+                f"{file} has no place for the matrix: put the lines {begin!r} and {end!r} into it, once each"
+            )
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{new}{end}{rest.split(end)[1]}"
     try:
-        write_whole(file, f"{head}{BEGIN}\n{text}{END}{tail}")
+        write_whole(file, text)
     except OSError as error:
         raise UsageError(f"can't write {file}: {error.strerror or error}") from error
