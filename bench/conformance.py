@@ -32,6 +32,7 @@ from kvproof.impl.vllm.drift import quiet
 from kvproof.impl.vllm.fetch import release_tree
 from kvproof.impl.vllm.subject import VllmSubject
 from kvproof.models.conformance import compare, draw, widened
+from kvproof.review.status import RELEASES
 from kvproof.spec.config import ConfigError
 from kvproof.spec.machine.dialect import REFERENCE, SPECIFICATION, SWITCHES, Dialect, dialect_of
 from kvproof.spec.machine.subject import MachineSubject
@@ -39,7 +40,6 @@ from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
 
 ENGINE = "reference"
-RELEASES = [f"0.{minor}.0" for minor in range(33, 25, -1)]
 WITHOUT_STORE = (0, 27)
 
 
@@ -93,7 +93,7 @@ def measure(release: str, seed: int, count: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--release", nargs="+", default=[*RELEASES, ENGINE])
+    parser.add_argument("--release", nargs="+", default=[*reversed(RELEASES), ENGINE])
     parser.add_argument("--scenarios", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the table there, too")

@@ -14,14 +14,19 @@ import msgspec
 
 from kvproof import engines, scenario_file, subjects
 from kvproof.errors import one_line
-from kvproof.revision import folder_of
+from kvproof.models.sources import hash_of
 from kvproof.scenario_file import ScenarioFile
 from kvproof.spec.scenario import Scenario, ScenarioError
 
 Identity = tuple[str, str]
 VERSION: Final = 1
 _DRIVEN: Final = ("vllm/v1", "vllm/distributed/kv_transfer", "vllm/config")
-_OWN: Final = ("spec", "invariants", "models.stateful", "impl.vllm", "impl.reference")
+_OWN: Final = (
+    "kvproof.models.stateful.campaign",
+    "kvproof.spec.machine.subject",
+    "kvproof.impl.vllm.subject",
+    "kvproof.impl.reference.subject",
+)
 
 T = TypeVar("T")
 
@@ -55,12 +60,9 @@ class Entry(msgspec.Struct, frozen=True):
 def code_of(target: subjects.Target) -> str:
     """A digest of what is driven, and of what drives and judges it: where it is the same, nothing new comes of running
     the same scenario again."""
-    digest = hashlib.sha256(target.release.encode())
-    roots = [folder_of(room) for room in _OWN]
+    digest = hashlib.sha256(f"{target.release} {hash_of(*_OWN)}".encode())
     tree = _tree(target)
-    if tree is not None:
-        roots += [tree / part for part in _DRIVEN]
-    for root in roots:
+    for root in [tree / part for part in _DRIVEN] if tree is not None else []:
         for file in sorted(root.rglob("*.py")):
             digest.update(str(file.relative_to(root)).encode())
             digest.update(file.read_bytes())

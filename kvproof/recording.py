@@ -13,9 +13,6 @@ from kvproof.errors import UsageError
 from kvproof.findings import REFERENCE, SPECIFICATION, Record, Status
 from kvproof.spec.scenario import ScenarioError
 
-FORCED = ("preempt", "evict")
-"""Actions that come from outside the scheduler."""
-
 TO_BE_WRITTEN = "To be written: what was read in the release's code, and which line decides."
 
 
@@ -23,8 +20,7 @@ def make(file: Path, releases: Sequence[str], status: Status, reasoning: str, re
     """The record of the finding in ``file``; of the release it was found on where no ``releases`` are given.
 
     Raises :class:`UsageError` where there is nothing to record, where releases can't be read, and where *confirmed* is
-    said too early;
-    :class:`ScenarioError` for a file that can't be read.
+    said too early; :class:`ScenarioError` for a file that can't be read.
     """
     loaded = scenario_file.load(file)
     note = loaded.finding
@@ -39,7 +35,7 @@ def make(file: Path, releases: Sequence[str], status: Status, reasoning: str, re
     if status == "confirmed":
         if not reasoning.strip():
             raise UsageError("confirmed means that the code has been read: say with --reasoning what it does")
-        forced = next((action.kind for action in loaded.scenario.actions if action.kind in FORCED), None)
+        forced = next((action.kind for action in loaded.scenario.actions if action.forced), None)
         if forced:
             raise UsageError(f"{file} forces {forced}: it stays unconfirmed until a scenario without that shows it")
     made = Record(

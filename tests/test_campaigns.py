@@ -25,27 +25,13 @@ from kvproof.spec.finding import Finding
 from kvproof.spec.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toysubject import ToySubject
+from toysubject import ToySubject, toy_command
 
 sys.path.pop(0)
 
 TARGET = subjects.parse("spec")
 LEAK = ("REF.references", "count-exceeds-holders")
-PROGRAM = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from toysubject import ToySubject
-sys.path.pop(0)
-from kvproof import cli, subjects
-from kvproof.models.stateful import campaign
-campaign.SECONDS_BETWEEN_REPORTS = 0.1
-fault = sys.argv.pop(1)
-class Subject(ToySubject):
-    def lacking(self):
-        return {{}}
-subjects.open_subject = lambda *_: Subject(fault)
-cli.main()
-"""
+PROGRAM = toy_command(0.1)
 
 
 class Toy(ToySubject):

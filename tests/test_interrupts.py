@@ -14,21 +14,12 @@ from pathlib import Path
 
 import pytest
 
-TOY = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from toysubject import ToySubject
+sys.path.insert(0, str(Path(__file__).parent))
+from toysubject import toy_command
+
 sys.path.pop(0)
-from kvproof import cli, subjects
-from kvproof.models.stateful import campaign
-campaign.SECONDS_BETWEEN_REPORTS = 0.1
-fault = sys.argv.pop(1)
-class Subject(ToySubject):
-    def lacking(self):
-        return {{}}
-subjects.open_subject = lambda *_: Subject(fault)
-cli.main()
-"""
+
+TOY = toy_command(0.1)
 FUZZ = ("fuzz", "vllm==0.33.0", "--seed", "3", "--findings", "known")
 LONG = ("--steps", "100000000", "--seconds", "60")
 

@@ -32,7 +32,6 @@ SEEDS = (
 REPLAY = """
 import json, sys
 from kvproof import findings, subjects
-from kvproof.review.status import RELEASES
 from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import ConfigError
 from kvproof.spec.scenario import Scenario

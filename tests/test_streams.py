@@ -16,26 +16,13 @@ from kvproof import scenario_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakeengines import SCENARIO
+from toysubject import toy_command
 
 sys.path.pop(0)
 
 KVPROOF = (sys.executable, "-P", "-m", "kvproof")
 FUZZ = ("fuzz", "reference", "--seed", "1", "--findings", "known")
-TOY = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from toysubject import ToySubject
-sys.path.pop(0)
-from kvproof import cli, subjects
-from kvproof.models.stateful import campaign
-campaign.SECONDS_BETWEEN_REPORTS = 0
-fault = sys.argv.pop(1)
-class Subject(ToySubject):
-    def lacking(self):
-        return {{}}
-subjects.open_subject = lambda *_: Subject(fault)
-cli.main()
-"""
+TOY = toy_command(0)
 STREAMS = {"full": ">/dev/full", "closed": ">&-", "unread": "> >(:)"}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvproof.spec.config import Config
 from kvproof.spec.events import Crash, Drained, Event, Forward, Observation, Resume, StepEnd
@@ -22,6 +23,26 @@ from kvproof.spec.tracer import State, advance, length_of, states_of
 from kvproof.spec.view import NULL, Holder, Key, MambaContent, RunningRequest
 
 DRAIN_STEPS = 2000
+
+
+def toy_command(seconds_between_reports: float) -> str:
+    """A program that is the command ``kvproof``, but for its subject: the toy with the fault that comes before the
+    command's arguments."""
+    return f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from toysubject import ToySubject
+sys.path.pop(0)
+from kvproof import cli, subjects
+from kvproof.models.stateful import campaign
+campaign.SECONDS_BETWEEN_REPORTS = {seconds_between_reports}
+fault = sys.argv.pop(1)
+class Subject(ToySubject):
+    def lacking(self):
+        return {{}}
+subjects.open_subject = lambda *_: Subject(fault)
+cli.main()
+"""
 
 
 @dataclass

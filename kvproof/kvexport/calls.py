@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvproof.impl.vllm.images import placed
 from kvproof.kvexport import wording
 from kvproof.kvexport.plan import Plan
 from kvproof.spec.config import Config
@@ -119,17 +120,11 @@ def calls_of(config: Config, plan: Plan) -> list[str]:
 def _images(config: Config, actions: tuple[Action, ...]) -> dict[str, list[int]]:
     """Where images begin in each prompt: those of the prefix that it shares, then its own that fit without overlap."""
     starts: dict[str, list[int]] = {}
-    size = config.image_tokens
     for action in actions:
-        if action.kind == "submit" and size and action.request not in starts:
+        if action.kind == "submit" and action.request not in starts:
             length = _length(config, action)
             shared = min(action.shared, length) if action.base in starts else 0
-            inherited = [start for start in starts.get(action.base, ()) if start + size <= shared]
-            placed: list[int] = []
-            for start in sorted([*inherited, *(start for start in action.images if start >= shared)]):
-                if (not placed or start >= placed[-1] + size) and start + size <= length:
-                    placed.append(start)
-            starts[action.request] = placed
+            starts[action.request] = placed(config, action.images, starts.get(action.base, ()), shared, length)
     return starts
 
 

@@ -131,14 +131,13 @@ def _covering(world: World, sizes: Sizes, request: Request, tokens: int) -> dict
     for group, blocks in found.items():
         for end in range(sizes.slot, tokens + sizes.slot, sizes.slot):
             ends = range(min(end, tokens), min(end, request.known) + 1, sizes.unit)
-            blocks.append(
-                next(
-                    (
-                        block
-                        for block in (pool.find(world, group, request.states[position]) for position in ends)
-                        if block is not None
-                    ),
-                    NULL,
-                )
-            )
+            blocks.append(_first_keyed(world, request, group, ends))
     return {group: tuple(blocks) for group, blocks in found.items()}
+
+
+def _first_keyed(world: World, request: Request, group: int, ends: range) -> int:
+    for position in ends:
+        block = pool.find(world, group, request.states[position])
+        if block is not None:
+            return block
+    return NULL
