@@ -201,6 +201,11 @@ def limit(observation: Observation) -> Verdict:
         total, depths, hit = len(event.states) - 1, (*event.depth, event.limit), event.tokens
     elif isinstance(event, Resume):
         states = _states(observation.view, event)
+        if event.unread:
+            where = f"{event.local} tokens of the cache and {event.external} of a store"
+            witness = f"nothing of {event.request} may be read from a cache, but {where} count as computed"
+            cause = f"{'store' if event.external else 'cache'}-read-for-unread"
+            return (violation("HIT.limit", cause, witness, request=event.request),)
         if states is None or event.asynchronous:
             return None  # a load that is awaited may bring everything: what counts is settled when it has arrived
         total, depths, hit = len(states) - 1, (), event.local + event.external
@@ -228,8 +233,9 @@ ENTRIES = (
     Invariant(
         id="HIT.limit",
         statement="A hit leaves at least one token to compute, keeps to the limit it was asked for, and is no deeper "
-        "than any group.",
-        why="Nothing is left to sample from, or tokens count as computed that no group has.",
+        "than any group; where a request asks that nothing be read, there is none.",
+        why="Nothing is left to sample from, tokens count as computed that no group has, or the log probabilities of a "
+        "prompt are missing.",
         provenance=("PR 47861", "issue 47194", "PR 44599"),
         scope="call",
         events=(Lookup, Resume),

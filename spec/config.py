@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -18,6 +18,7 @@ LoadReport = Literal["request", "block"]
 LoadFailure = Literal["recompute", "fail"]
 OfferEnd = Literal["block", "unit", "prompt"]
 Policy = Literal["fcfs", "priority"]
+HostPolicy = Literal["lru", "arc"]
 
 MOST_TOKENS: Final = 1_048_576
 """The longest sequence. Engines are driven on plain Python objects, one per token and one per block (300 bytes each):
@@ -39,6 +40,11 @@ BOUNDS: Final[Mapping[str, int]] = {
     "load_steps": 1_024,
     "image_tokens": MOST_TOKENS,
     "offload_blocks": MOST_BLOCKS,
+    "offload_after": 1_024,
+    "offer_delay": 1_024,
+    "send_steps": 1_024,
+    "draft_modules": 1_024,
+    "watermark": MOST_BLOCKS,
 }
 """The largest value of each number in a configuration."""
 
@@ -96,7 +102,19 @@ class Config:
     ``connector`` is a store that holds what the requests say (``sync``, ``async``), or the engine's own offloading to
     host memory (``offload``), which holds what it stored: ``offload_blocks`` of it at most (0: it is never full).
 
+    ``offload_policy`` is how host memory chooses what to give up, ``offload_outputs`` whether it is given what requests
+    put out and not their prompts alone, and ``offload_after`` how often something must have been asked for before it is
+    stored (0: it is stored at once).
+
     ``cache_events``: the cache announces what it stores and removes, for routers that mirror it.
+
+    ``offer_delay`` is how often a store answers "ask again" before it says what it holds of a request. ``send_steps``
+    is how many steps a store keeps the blocks of a request that has ended, to send them away.
+
+    ``junction_state``: a recurrent state is kept where a shared prefix was found to end, also inside a block.
+    ``lookahead_keys``: with EAGLE, keys may cover the tokens after their boundary (where the engine can do that).
+    ``draft_modules`` is how many modules MTP drafts with, each of which reads one token further ahead.
+    ``watermark`` is how many blocks are left free when others run and one more request is admitted.
     """
 
     groups: tuple[Group, ...]
@@ -123,6 +141,15 @@ class Config:
     image_tokens: int = 0
     offload_blocks: int = 0
     cache_events: bool = False
+    offload_policy: HostPolicy = "lru"
+    offload_outputs: bool = False
+    offload_after: int = 0
+    offer_delay: int = 0
+    send_steps: int = 0
+    junction_state: bool = False
+    lookahead_keys: bool = True
+    draft_modules: int = 1
+    watermark: int = 0
 
     @cached_property
     def scheduler_block(self) -> int:
@@ -140,6 +167,10 @@ class Config:
         return self.hash_unit < self.mamba_block and not any(
             g.kind == "window" and g.block_size != self.hash_unit for g in self.groups
         )
+
+    def usual(self) -> Config:
+        """The same without what few engines have, or few users turn on."""
+        return replace(self, **{name: getattr(_PLAIN, name) for name in RARE})
 
     def problem(self) -> str | None:
         """Why no engine could run this, or why it is too large to be driven, with the way out; ``None`` if neither."""
@@ -202,6 +233,19 @@ class Config:
             )
         if self.retention is not None and (self.retention < 0 or self.retention % self.scheduler_block):
             return f"retention {self.retention} must be 0 or a multiple of the scheduler block {self.scheduler_block}"
+        if (self.offer_delay or self.send_steps) and self.connector not in ("sync", "async"):
+            return "only a store delays offers or sends: set offer_delay and send_steps to 0, or connector to async"
+        if (self.offload_policy, self.offload_outputs, self.offload_after) != ("lru", False, 0) and (
+            self.connector != "offload"
+        ):
+            return "how host memory is used says nothing without it: set connector to offload"
+        if min(self.offload_after, self.offer_delay, self.send_steps, self.watermark) < 0 or self.draft_modules < 1:
+            return (
+                "offload_after, offer_delay, send_steps and watermark must not be negative; "
+                "draft_modules must be at least 1"
+            )
+        if self.draft_modules > 1 and not self.eagle:
+            return "several draft modules are MTP's: set eagle to true, or draft_modules to 1"
         if self.connector == "offload" and self.divergent_hits:
             return "hits that diverge are not for offloading: set divergent_hits to false"
         if self.checkpoint_blocks not in (0, 1):
@@ -238,3 +282,19 @@ class Config:
     def smallest_pool(self) -> int:
         """Blocks (the null block included) without which even a one-token request can't run."""
         return 1 + sum(1 + (self.speculative if g.kind == "mamba" else 0) for g in self.groups)
+
+
+RARE: Final = (
+    "offload_policy",
+    "offload_outputs",
+    "offload_after",
+    "offer_delay",
+    "send_steps",
+    "junction_state",
+    "lookahead_keys",
+    "draft_modules",
+    "watermark",
+)
+"""What :meth:`Config.usual` puts back: no other subject than vLLM has any of it."""
+
+_PLAIN: Final = Config(groups=(), num_blocks=0, hash_unit=0, step_tokens=0)

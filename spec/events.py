@@ -74,7 +74,7 @@ class Resume:
 
     Slots that the request needs no more are null there. ``hit`` is what the lookup had answered (``diverged``: the
     groups did not agree on it), ``offered`` what the external store offered beyond the aligned hit, ``asynchronous``
-    whether the load completes in a later step.
+    whether the load completes in a later step. ``unread``: nothing of it may be read from any cache.
     """
 
     request: str
@@ -85,6 +85,7 @@ class Resume:
     offered: int
     diverged: bool
     asynchronous: bool
+    unread: bool = False
 
 
 @dataclass(frozen=True)

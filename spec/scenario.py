@@ -60,12 +60,14 @@ class Action:
     how many tokens of the prompt an external store says it holds (0: none); of those it is asked for, the last
     ``missing`` never arrive. ``priority`` counts where the engine serves by it: the lowest first.
     ``images`` are the positions from which on images take the place of fresh tokens, where the model takes any.
+    ``unread``: nothing of it may be read from a cache (as for log probabilities of its prompt).
 
     ``step``: the engine takes ``times`` steps. ``accept`` is the number of drafts that the model accepts for each
     running request, cycled over the requests in the order scheduled (capped by what was drafted).
 
     ``finish``: the model ends ``request`` with its next token. ``abort``: the client goes away.
-    ``reset``: the operator clears the prefix cache (no effect while blocks are in use).
+    ``reset``: the operator clears the prefix cache (no effect while blocks are in use). ``running``: whoever runs loses
+    its blocks for that (no effect while others hold any). ``store``: what the connector stores is cleared as well.
     ``preempt`` (forced): ``request`` loses its blocks and waits again.
     ``evict`` (forced): the ``times`` blocks at the front of the free queue (0: all) lose their keys.
     """
@@ -82,6 +84,9 @@ class Action:
     accept: tuple[int, ...] = ()
     priority: int = 0
     images: tuple[int, ...] = ()
+    unread: bool = False
+    running: bool = False
+    store: bool = False
 
     @property
     def forced(self) -> bool:
@@ -99,6 +104,7 @@ class Action:
             store += f" and loses {self.missing}" if self.missing else ""
             store += f", priority {self.priority}" if self.priority else ""
             store += f", images at {', '.join(map(str, self.images))}" if self.images else ""
+            store += ", nothing of it read from a cache" if self.unread else ""
             return f"submit {self.request}: {origin}, up to {self.max_tokens} out{store}"
         if self.kind == "step":
             drafts = f", accept {'/'.join(map(str, self.accept))} drafts" if self.accept else ""
@@ -106,7 +112,8 @@ class Action:
         if self.kind == "evict":
             return f"evict {self.times or 'all'} (forced)"
         if self.kind == "reset":
-            return "reset the prefix cache"
+            store = " and the store" if self.store else ""
+            return f"reset the prefix cache{store}{', whoever runs starts over' if self.running else ''}"
         return f"{self.kind} {self.request}{' (forced)' if self.forced else ''}"
 
 

@@ -40,6 +40,7 @@ def run(config: Config, *actions: Action) -> Monitor:
         ({"speculative": 1, "eagle": True}, "no draft layers yet"),
         ({"checkpoint_blocks": 1, "checkpoint_alignment": 2}, "no prefill checkpoints yet"),
         ({"async_scheduling": True}, "completes a step before the next"),
+        ({"watermark": 1}, "has none of"),
     ],
 )
 def test_what_it_does_not_describe_is_refused_with_a_way_out(change: dict[str, object], says: str) -> None:

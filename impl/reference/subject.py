@@ -12,7 +12,7 @@ from kvproof.impl.reference.engine import Engine, crash_of
 from kvproof.impl.reference.null_model import FIRST_OUTPUT, OUTPUTS, NullModel
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.view import ReferenceView
-from kvproof.spec.config import Config, ConfigError
+from kvproof.spec.config import RARE, Config, ConfigError
 from kvproof.spec.events import Drained
 from kvproof.spec.scenario import Action
 from kvproof.spec.subject import Observer
@@ -75,6 +75,8 @@ class Driver:
                         break
                     self._step(action.accept)
                 return True
+            case "reset" if action.running or action.store:
+                return False
             case "reset":
                 return engine.reset()
             case "evict":
@@ -91,6 +93,8 @@ class Driver:
         return True
 
     def _submit(self, action: Action) -> bool:
+        if action.unread:
+            return False
         if action.request in self.sequences:
             return False
         base = self.sequences.get(action.base)
@@ -192,6 +196,8 @@ class ReferenceSubject:
             raise ConfigError("the reference engine goes on from what it has: set load_failure to recompute")
         if config.policy != "fcfs" or config.offers != "block":
             raise ConfigError("the reference engine serves in order and loads blocks: set policy fcfs, offers block")
+        if config != config.usual():
+            raise ConfigError(f"the reference engine has none of {', '.join(RARE)}: leave them out")
         if config.async_scheduling:
             raise ConfigError("the reference engine completes a step before the next: set async_scheduling to false")
         if any(group.kind == "chunked" for group in config.groups):

@@ -24,6 +24,7 @@ from kvproof.spec.config import Config, ConfigError, Group
 
 __all__ = [
     "Release",
+    "absent",
     "default_retention",
     "draft_token_ids",
     "engine_config",
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 CONNECTOR_NAME = "KvproofConnector"
+
+JUNCTION_STATES = ("enable_mamba_fine_grained_prefix_cache", "enable_mamba_shared_prefix_checkpoint")
+"""What releases call it that a recurrent state is kept where a shared prefix ends: up to 0.30, and since."""
 
 STAND_INS = {
     "model_config": "a text-only, decoder-only, generating, dense model; hybrid where there is a recurrent group",
@@ -113,19 +117,21 @@ def _structured_output() -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _speculative_config(tokens: int, method: str) -> Any:
+def _speculative_config(tokens: int, method: str, modules: int = 1, lookahead: bool = True) -> Any:
     """A real ``SpeculativeConfig``: built for n-grams, which need no draft model, then given the method."""
     built = load("vllm.config").SpeculativeConfig(method="ngram", num_speculative_tokens=tokens, prompt_lookup_max=2)
     if method != "ngram":
         built = copy.copy(built)
         drafter = SimpleNamespace(
-            hf_config=SimpleNamespace(model_type="qwen3_next_mtp", num_nextn_predict_layers=1),
+            hf_config=SimpleNamespace(model_type="qwen3_next_mtp", num_nextn_predict_layers=modules),
             architectures=["Qwen3NextMTP"],
             model="drafter",
         )
         object.__setattr__(built, "method", method)
         object.__setattr__(built, "parallel_drafting", method == "dspark")
         object.__setattr__(built, "draft_model_config", drafter)
+        if not lookahead:
+            object.__setattr__(built, "disable_lookahead_block_hashes", True)
     return built
 
 
@@ -166,8 +172,11 @@ def _engine_config(config: Config, connector: bool) -> Any:
     vllm = load("vllm.config")
     engine = copy.copy(_template())
     method = speculative_method(config)
-    speculative = _speculative_config(config.speculative, method) if method else None
+    speculative = None
+    if method:
+        speculative = _speculative_config(config.speculative, method, config.draft_modules, config.lookahead_keys)
     extra_slots = speculative.max_num_new_slots_for_drafting * config.max_running if speculative else 0
+    watermark = (config.watermark + 0.5) / config.num_blocks if config.watermark else 0.0
     scheduler = vllm.SchedulerConfig(
         max_model_len=config.max_model_len,
         is_encoder_decoder=False,
@@ -180,7 +189,7 @@ def _engine_config(config: Config, connector: bool) -> Any:
         async_scheduling=config.async_scheduling,
         policy=config.policy,
         disable_hybrid_kv_cache_manager=False,
-        **({"watermark": 0.0} if "watermark" in fields(vllm.SchedulerConfig) else {}),
+        **({"watermark": watermark} if "watermark" in fields(vllm.SchedulerConfig) else {}),
     )
     block = config.mamba_block or config.groups[0].block_size
     cache = only(
@@ -192,6 +201,7 @@ def _engine_config(config: Config, connector: bool) -> Any:
         mamba_block_size=config.mamba_block or None,
         mamba_cache_mode="align" if config.mamba_block else "none",
         prefix_cache_retention_interval=_retention_interval(config),
+        **dict.fromkeys(JUNCTION_STATES, config.junction_state),
     )
     object.__setattr__(cache, "num_gpu_blocks", config.num_blocks)
     transfer = None
@@ -380,6 +390,23 @@ def legal(config: Config) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
+
+
+def absent(config: Config) -> dict[str, str]:
+    """Which of the rarer things that ``config`` asks for this release does not have, by field, and what to do."""
+    vllm, usual = load("vllm.config"), config.usual()
+    has = {
+        "junction_state": not fields(vllm.CacheConfig).isdisjoint(JUNCTION_STATES),
+        "lookahead_keys": "disable_lookahead_block_hashes" in fields(vllm.SpeculativeConfig),
+        "draft_modules": hasattr(vllm.VllmConfig, "num_prefill_lookahead_tokens"),
+        "watermark": "watermark" in fields(vllm.SchedulerConfig),
+        "offload_outputs": release().version >= (0, 23),
+    }
+    return {
+        name: f"knows no other {name} than {getattr(usual, name)}: set it to that"
+        for name, there in has.items()
+        if not there and getattr(config, name) != getattr(usual, name)
+    }
 
 
 def default_retention(eagle: bool) -> int | None:

@@ -35,6 +35,8 @@ class Transfers:
     finished: frozenset[str]
     failed: frozenset[str]
     invalid: frozenset[int]
+    sent: frozenset[str] = frozenset()
+    """Requests that have ended, and whose blocks are needed no more."""
 
 
 class Store:
@@ -55,6 +57,10 @@ class Store:
         self.distrusted: set[str] = set()
         self.states: dict[str, Sequence[State]] = {}
         self.offered: dict[str, int] = {}
+        self.asked_before: dict[str, int] = {}
+        """How often each request was met with "ask again" since it was last admitted."""
+        self.sending: dict[str, int] = {}
+        """Steps until a request that has ended needs its blocks no more."""
         self.shown: dict[str, int] = {}
         """The block-aligned local hit that the scheduler showed with its last question."""
         self.synchronous: list[Load] = []
@@ -87,6 +93,28 @@ class Store:
         step = config.hash_unit if config.offers == "unit" else config.scheduler_block
         return min(held, known - 1) // step * step
 
+    def hesitates(self, request: str) -> bool:
+        """Whether the store does not know yet what it holds of the request: it has to be asked again."""
+        asked = self.asked_before[request] = self.asked_before.get(request, 0) + 1
+        if asked <= self.config.offer_delay:
+            return True
+        del self.asked_before[request]
+        return False
+
+    def keeps(self, request: str, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether the blocks of a request that has ended are still to be sent. Not while they are being loaded."""
+        if not self.config.send_steps or request in self.flying or not any(tables):
+            return False
+        self.sending[request] = self.config.send_steps
+        return True
+
+    def sent(self) -> frozenset[str]:
+        """Whose blocks have been sent with this step."""
+        self.sending = {name: left - 1 for name, left in self.sending.items()}
+        done = frozenset(name for name, left in self.sending.items() if left < 0)
+        self.sending = {name: left for name, left in self.sending.items() if name not in done}
+        return done
+
     def take(self, request: str, tables: tuple[tuple[int, ...], ...], local: int, external: int) -> None:
         """The scheduler has allocated blocks for ``external`` tokens after ``local``: start the load."""
         lost = min(self.missing.get(request, 0), external)
@@ -116,7 +144,8 @@ class Store:
     def report(self, synchronous: Sequence[Load], arrived: Sequence[Load]) -> Transfers | None:
         """What there is to say of the loads that are over with this step; ``None``: nothing."""
         short = [load for load in (*synchronous, *arrived) if load.lost]
-        if not arrived and not short:
+        sent = self.sent()
+        if not arrived and not short and not sent:
             return None
         # Only a request that waits for its load can be named: a synchronous one has run already.
         named = {load.request for load in arrived if load.lost} if self.by_request else set()
@@ -125,6 +154,7 @@ class Store:
             finished=frozenset(load.request for load in arrived),
             failed=frozenset(named),
             invalid=frozenset(itertools.chain.from_iterable(blocks)),
+            sent=sent,
         )
 
 
@@ -143,7 +173,9 @@ def make_connector_class(store: Store) -> type:
         def supports_divergent_local_hybrid_hits(self) -> bool:
             return store.config.divergent_hits
 
-        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+            if store.hesitates(request.request_id):
+                return None, False
             tokens = store.offer(request.request_id, request.num_tokens, num_computed_tokens)
             return tokens, store.config.connector == "async" and tokens > 0
 
@@ -159,10 +191,10 @@ def make_connector_class(store: Store) -> type:
             return KVConnectorMetadata()
 
         def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-            return False, None
+            return store.keeps(request.request_id, (block_ids,)), None
 
         def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
-            return False, None
+            return store.keeps(request.request_id, block_ids), None
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
         def wait_for_layer_load(self, layer_name: str) -> None: ...

@@ -159,7 +159,14 @@ class Driver:
         self.store.states[action.request] = log.states
         outputs = max(1, min(action.max_tokens, self.config.max_model_len - len(tokens)))
         request = make_request(
-            action.request, tokens, outputs, self._hash, EOS, action.priority, self._images(action, tokens, len(shared))
+            action.request,
+            tokens,
+            outputs,
+            self._hash,
+            EOS,
+            action.priority,
+            self._images(action, tokens, len(shared)),
+            action.unread,
         )
         request.arrival_time = float(len(self._requests))
         self._requests[action.request] = request
@@ -176,7 +183,9 @@ class Driver:
         return features(self.config, starts, states_of(tokens))
 
     def live(self) -> tuple[str, ...]:
-        return tuple(self.scheduler.requests) if not self.dead else ()
+        """Whoever waits or runs: who has ended stays known while its blocks are sent away."""
+        requests = self.scheduler.requests.items()
+        return tuple(name for name, request in requests if not request.is_finished()) if not self.dead else ()
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +221,7 @@ class Driver:
                 self.scheduler.finish_requests(action.request, aborted)
                 return True
             case "reset":
-                return bool(self.scheduler.reset_prefix_cache())
+                return self._reset(action)
             case "preempt":
                 if request is None or request not in self.scheduler.running:
                     return False
@@ -229,6 +238,19 @@ class Driver:
                 pool.free_blocks(reversed(taken))
                 return True
 
+    def _reset(self, action: Action) -> bool:
+        """Clear the cache. Whoever runs can be made to start over, but nobody else who holds blocks."""
+        running = {request.request_id for request in self.scheduler.running}
+        if action.running:
+            # A step that is in flight keeps what it writes from being cleared where there is a connector.
+            flying = self.config.connector != "none" and bool(self._launched())
+            if flying or any(holder.request not in running for holder in self._view.holders()):
+                return False
+        if action.running and running:
+            self.lone.interfered()
+            self.progress.interfered()
+        return bool(self.scheduler.reset_prefix_cache(action.running, action.store))
+
     def _step(self, accept: Sequence[int]) -> None:
         self.steps += 1
         self._complete(self._launch(accept))
@@ -236,7 +258,7 @@ class Driver:
     @property
     def _at_rest(self) -> bool:
         """Whether a step would have nothing to do."""
-        return not self.scheduler.has_requests()
+        return not self.scheduler.has_requests() and not self.store.sending
 
     def _launch(self, accept: Sequence[int]) -> Batch:
         """Schedule one step. Raises :class:`Malformed`."""
@@ -315,7 +337,7 @@ class Driver:
         )
         if self.hand_over is not None:
             self.hand_over.step_over(self.device.spoiled)
-        loading = bool(self.store.flying) or (self.offload is not None and self.offload.busy)
+        loading = bool(self.store.flying or self.store.sending) or (self.offload is not None and self.offload.busy)
         for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived), self._launched()):
             self._emit(found)
         self._watch_alone()

@@ -41,4 +41,6 @@ def transfers(said: Transfers | None) -> Any | None:
         return None
     more = {"failed_recving": set(said.failed)} if said.failed else {}
     output = load("vllm.v1.outputs").KVConnectorOutput
+    if said.sent:
+        more["finished_sending"] = set(said.sent)
     return output(finished_recving=set(said.finished), invalid_block_ids=set(said.invalid), **more)

@@ -53,6 +53,9 @@ def prepare(config: Config, engine: Any, caches: Any) -> None:
         "spec_name": "CPUOffloadingSpec",
         "cpu_bytes_to_use": chunks * PAGE,
         "self_describing_kv_events": config.cache_events,
+        "eviction_policy": config.offload_policy,
+        "offload_prompt_only": not config.offload_outputs,
+        "store_threshold": config.offload_after,
     }
     object.__setattr__(engine.kv_transfer_config, "kv_connector_extra_config", extra)
     model = engine.model_config

@@ -33,7 +33,7 @@ class OverlappedDriver(Driver):
 
     def _step(self, accept: Sequence[int]) -> None:
         self.steps += 1
-        if self.scheduler.has_requests():
+        if self.scheduler.has_requests() or self.store.sending:
             batch = self._launch(accept)
             self._queue.append(batch)
             more = batch.output.total_num_scheduled_tokens > 0 or self.scheduler.has_requests()

@@ -24,17 +24,24 @@ def make_request(
     eos: int | None = None,
     priority: int = 0,
     images: Sequence[Any] = (),
+    unread: bool = False,
 ) -> Any:
     """A real ``Request``: prompt ``tokens``, at most ``max_tokens`` of output, ended early by the token ``eos``.
 
     Generation has no other stop condition. ``priority`` matters under that policy alone, ``images``
-    are the release's features of what is no text in the prompt. ``hasher`` is called with the
+    are the release's features of what is no text in the prompt. ``unread``: its prompt's log probabilities are wanted,
+    so that nothing of it may be read from a cache. ``hasher`` is called with the
     request whenever it has new tokens and returns the 32-byte keys of the boundaries after
     ``len(request.block_hashes)`` that have become computable: one per hash unit, due once :func:`key_lookahead` more
     tokens exist, which the key must cover as well. The release appends the group id.
     """
     sampling = load("vllm.sampling_params")
-    params = sampling.SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=None)
+    params = sampling.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.0,
+        stop_token_ids=None,
+        prompt_logprobs=0 if unread else None,
+    )
     if eos is not None:
         params.update_from_generation_config({}, eos)
     return load("vllm.v1.request").Request(

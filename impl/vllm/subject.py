@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvproof.impl.vllm.configuration import default_retention, legal, release
+from kvproof.impl.vllm.configuration import absent, default_retention, legal, release
 from kvproof.impl.vllm.device import CheckpointRule
 from kvproof.impl.vllm.drift import load
 from kvproof.impl.vllm.driver import Driver
@@ -74,6 +75,11 @@ class VllmSubject:
         """The retention interval that this release's engine arguments resolve to when none is given."""
         return default_retention(eagle)
 
+    def fitting(self, config: Config) -> Config:
+        """The same without the rarer things that this release does not have."""
+        usual = config.usual()
+        return replace(config, **{name: getattr(usual, name) for name in absent(config)})
+
     def startup_limit(self, config: Config) -> int:
         """The smallest pool with which this release agrees to start. Raises :class:`ConfigError` as :meth:`start`."""
         self._accept(config)
@@ -94,6 +100,8 @@ class VllmSubject:
         chunked = any(group.kind == "chunked" for group in config.groups)
         if config.connector == "offload" and chunked and self.release.version < (0, 29):
             raise ConfigError(f"vLLM {self.release.name}: its offloading connector refuses chunked local attention")
+        for reason in absent(config).values():
+            raise ConfigError(f"vLLM {self.release.name} {reason}")
         if config.cache_events and self.release.version < EVENTS_SINCE:
             raise ConfigError(f"vLLM {self.release.name}: its cache events are followed from 0.24 on")
         reason = legal(config)
@@ -112,9 +120,10 @@ def checkpoint_rule(config: Config, eagle: bool) -> CheckpointRule:
     if release().version >= (0, 31):
         compute = load("vllm.model_executor.layers.mamba.checkpoint").compute_mamba_prefill_checkpoints
         extra: dict[str, Any] = {}
-        lookahead = release().lookahead_hashes and eagle and config.connector == "none"
+        lookahead = release().lookahead_hashes and eagle and config.connector == "none" and config.lookahead_keys
         if lookahead:
-            extra["num_hash_lookahead_tokens"] = 1
+            several = min(config.draft_modules, config.speculative) > 1
+            extra["num_hash_lookahead_tokens"] = config.speculative if several else 1
         names = compute.__code__.co_varnames
         if "cache_hit_alignment_tokens" in names:
             extra["cache_hit_alignment_tokens"] = align

@@ -30,6 +30,11 @@ def _passed(manager: Any, computed: int) -> int:
     return max(0, int(manager.get_num_skipped_tokens(computed))) // int(manager.block_size)
 
 
+def unread(request: Any) -> bool:
+    """Whether nothing of the request may be read from a cache."""
+    return bool(request.skip_reading_prefix_cache)
+
+
 class Watch:
     """Wraps the decision methods of one scheduler and turns their calls into events."""
 
@@ -74,7 +79,7 @@ class Watch:
 
     def _found(self, request: Any, blocks: Any, tokens: int, joint: bool, diverged: bool, limit: int | None) -> None:
         name = request.request_id
-        longest = request.num_tokens - 1
+        longest = 0 if unread(request) else request.num_tokens - 1
         event = Lookup(
             request=name,
             states=tuple(self.view.states_of(request)),
@@ -296,6 +301,9 @@ class Watch:
         self._estimates = at_gate[1] if at_gate[0] == name else []
         self._taken[:] = [0] * groups
         self._touched[:] = [0] * groups
+        # Headroom that is asked of whoever is admitted beside others.
+        admitted = request.status.name in ("WAITING", "PREEMPTED") and kwargs.get("has_scheduled_reqs", False)
+        above = self.config.watermark if admitted else 0
         before = self._free_at_estimate = self.view.free_count()
         answer = original(request, num_new_tokens, *args, **kwargs)
         granted = answer is not None
@@ -310,7 +318,7 @@ class Watch:
                 estimates=tuple(self._estimates),
                 new_blocks=tuple(self._taken),
                 evictable_hits=tuple(self._touched),
-                reserved=int(kwargs.get("reserved_blocks", 0)),
+                reserved=int(kwargs.get("reserved_blocks", 0)) + above,
             )
         )
         return answer
@@ -340,5 +348,6 @@ class Watch:
                 offered=self.store.offered.get(name, 0),
                 diverged=last is not None and last.diverged,
                 asynchronous=bool(kwargs.get("delay_cache_blocks", False)),
+                unread=unread(request),
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvproof.kvexport.checks import CONTENT, OVERLAPPED, WHOLE, Check, choose, refusal
-from kvproof.spec.config import GroupKind
+from kvproof.spec.config import RARE, GroupKind
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Action, Scenario
 
@@ -76,6 +76,11 @@ def _beyond(scenario: Scenario, check: Check, convolution: bool) -> str:
         return "without a connector nothing is handed over"
     if check == "rests" and (config.connector != "async" or config.offers != "unit"):
         return "the rest of a block that a load fills in part is looked at where asynchronous loads end with a unit"
+    rare = [name for name in RARE if getattr(config, name) != getattr(config.usual(), name)]
+    if rare:
+        return f"a test has none of {', '.join(rare)}"
+    if any(action.unread or action.running or action.store for action in actions):
+        return "a test neither submits what may not be read from a cache nor resets more than the cache"
     if config.async_scheduling:
         if check not in OVERLAPPED:
             return "a test of it has no steps in flight (async_scheduling)"

@@ -75,7 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
         return dice.of(self.run.driven.live())
 
     def _submit(self, base: str, shared: int, length: int, dice: Dice) -> Action:
-        """One more request. Without a base its tokens are all fresh. Takes up to three dice."""
+        """One more request. Without a base its tokens are all fresh. Takes up to ten dice."""
         length = max(1, min(length, self.menu.longest))
         shared = min(shared, length) if base else 0
         outputs, external = dice.of(self.menu.outputs), self.menu.external(dice, shared, length)
@@ -90,6 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
             missing=self.menu.missing(dice, external),
             priority=self.menu.priority(dice),
             images=self.menu.images(dice, shared, length),
+            unread=dice.pick(*[False] * 11, True),
         )
         self.prompts[action.request] = action
         return action
@@ -116,19 +117,19 @@ class CacheMachine(RuleBasedStateMachine):
     # -- requests arrive ----------------------------------------------------------------------------------------------
 
     @precondition(_room)
-    @rule(dice=dice(3))
+    @rule(dice=dice(9))
     def fresh(self, dice: Dice) -> None:
         self._do([self._submit("", 0, dice.of(self.menu.prompts), dice)])
 
     @precondition(_room)
-    @rule(dice=dice(5))
+    @rule(dice=dice(11))
     def shared_prefix(self, dice: Dice) -> None:
         base = self._base(dice)
         shared = self._cut(base, dice)
         self._do([self._submit(base, shared, shared + dice.of(self.menu.extras), dice)])
 
     @precondition(_room)
-    @rule(dice=dice(4))
+    @rule(dice=dice(10))
     def follow_up(self, dice: Dice) -> None:
         """The next turn of a conversation: an earlier prompt, what was answered, and more."""
         base = self._base(dice)
@@ -136,14 +137,14 @@ class CacheMachine(RuleBasedStateMachine):
         self._do([self._submit(base, known, known + dice.of(self.menu.extras), dice)])
 
     @precondition(_room)
-    @rule(dice=dice(3))
+    @rule(dice=dice(9))
     def identical(self, dice: Dice) -> None:
         base = self._base(dice)
         length = self.prompts[base].length if base else self.menu.block
         self._do([self._submit(base, length, length, dice)])
 
     @precondition(_room)
-    @rule(dice=dice(24))
+    @rule(dice=dice(40))
     def burst(self, dice: Dice) -> None:
         """Several at once, competing for one step: siblings, strangers, follow-ups or copies; then some steps."""
         actions = []
@@ -169,7 +170,7 @@ class CacheMachine(RuleBasedStateMachine):
         self._do(actions)
 
     @precondition(lambda self: self._room() and not self._live() and self.setup.pool != "tight")
-    @rule(dice=dice(16))
+    @rule(dice=dice(24))
     def resend(self, dice: Dice) -> None:
         """A prompt that was computed to its end comes again: the same, longer, or with its last tokens changed."""
         base = dice.pick(self._base(dice), "")
@@ -189,7 +190,7 @@ class CacheMachine(RuleBasedStateMachine):
         self._do(actions)
 
     @precondition(lambda self: self._room() and self.setup.crowded and not self.crowded and self.menu.endless > 0)
-    @rule(dice=dice(16))
+    @rule(dice=dice(24))
     def beside(self, dice: Dice) -> None:
         """Somebody arrives while a few others generate on and on."""
         self.crowded = True
@@ -234,9 +235,9 @@ class CacheMachine(RuleBasedStateMachine):
         self._do([Action("abort", self._target(dice))])
 
     @precondition(lambda self: self.setup is not None and self.setup.resets and bool(self.prompts))
-    @rule()
-    def reset(self) -> None:
-        self._do([Action("reset")])
+    @rule(dice=dice(2))
+    def reset(self, dice: Dice) -> None:
+        self._do([Action("reset", running=dice.pick(False, False, True), store=dice.pick(False, False, True))])
 
     # -- from outside the scheduler -----------------------------------------------------------------------------------
 

@@ -120,12 +120,14 @@ class Search:
         if self._spent():
             raise _Enough
         setup = setup.resolved(self._default_retention)
+        setup = replace(setup, config=getattr(self._subject, "fitting", _as_it_is)(setup.config))
         if "EXT" not in self._subject.families():
             setup = replace(setup, unreliable=False)
         # Half of the runs have checkpoints, and as many draft layers or windows, which some subjects refuse for good:
         # the rest of the setup may do.
         simple = setup.in_order()
-        for easier in dict.fromkeys((setup, simple, setup.without_checkpoints(), simple.without_checkpoints())):
+        tried = (setup, setup.usual(), simple.usual(), setup.usual().without_checkpoints())
+        for easier in dict.fromkeys((*tried, simple.usual().without_checkpoints())):
             try:
                 return self._start(easier)
             except ConfigError:
@@ -157,6 +159,11 @@ class Search:
 def _no_limit(_: Config) -> int:
     """What a subject says that would start with any pool."""
     return 0
+
+
+def _as_it_is(config: Config) -> Config:
+    """What a subject has of a configuration that says nothing of what it lacks."""
+    return config
 
 
 def _silent(_: object) -> None:
@@ -226,6 +233,13 @@ def _count(coverage: Counter[str], setup: Setup, run: Run) -> None:
         "images": config.image_tokens > 0,
         "asynchronous scheduling": config.async_scheduling,
         "cache events": config.cache_events,
+        "offers that have to be asked for again": config.offer_delay > 0,
+        "blocks that are sent away": config.send_steps > 0,
+        "states at junctions": config.junction_state,
+        "keys that do not look ahead": not config.lookahead_keys,
+        "a watermark": config.watermark > 0,
+        f"host memory that gives up by {config.offload_policy}": config.connector == "offload",
+        "outputs offloaded": config.offload_outputs,
         "retention by default": setup.by_default,
         "window group": any(g.kind == "window" for g in config.groups),
         "budget below a block": config.step_tokens < config.scheduler_block,

@@ -31,6 +31,11 @@ SMALLEST_BLOCK = 4
 """Smaller blocks would make for smaller numbers, but not for a scenario that is easier to read."""
 
 _PLAIN = Config(groups=(), num_blocks=0, hash_unit=0, step_tokens=0)
+_OF_STORES: dict[str, Any] = {
+    name: getattr(_PLAIN, name)
+    for name in ("load_steps", "offers", "offer_delay", "send_steps")
+    + ("offload_blocks", "offload_policy", "offload_outputs", "offload_after")
+}
 _SIZES = frozenset({"groups", "num_blocks", "hash_unit", "step_tokens"})
 
 
@@ -43,6 +48,7 @@ def size(scenario: Scenario) -> Size:
     sizes = [g.block_size for g in config.groups]
     tokens = sum(
         a.length + a.max_tokens + a.external + a.missing + a.priority + len(a.images) + (a.shared if a.base else 0)
+        + a.unread + a.running + a.store
         for a in actions
     )
     return (
@@ -240,10 +246,13 @@ def _smaller_actions(scenario: Scenario) -> Iterator[Scenario]:
             changes += [{"external": n} for n in _lower(action.external, 0)]
             changes += [{"missing": n} for n in _lower(action.missing, 0)]
             changes += [{"priority": n} for n in _lower(action.priority, 0)]
+            changes += [{"unread": False}] * action.unread
             changes += [{"images": action.images[:i] + action.images[i + 1 :]} for i in range(len(action.images))]
             changes += [{"max_tokens": n} for n in _lower(action.max_tokens, 1)]
             changes += [{"length": action.length - d} for d in (4 * block, block) if action.length > d]
             changes += [{"length": n} for n in _lower(action.length, 1)]
+        elif action.kind == "reset":
+            changes += [{"store": False}] * action.store + [{"running": False}] * action.running
         elif action.kind in ("step", "evict"):
             changes += [{"times": n} for n in _lower(action.times, 1)]
             if action.accept:
@@ -260,11 +269,11 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
     config = scenario.config
     undrafted = tuple(replace(g, drafter=False) for g in config.groups)
     changes: list[dict[str, Any]] = [
-        {"speculative": 0, "eagle": False, "groups": undrafted},
-        {"eagle": False},
+        {"speculative": 0, "eagle": False, "draft_modules": 1, "groups": undrafted},
+        {"eagle": False, "draft_modules": 1},
         {"groups": undrafted},
-        {"connector": "none", "divergent_hits": False, "load_steps": 1, "offload_blocks": 0, "offers": "block"},
-        {"connector": "sync", "load_steps": 1, "offload_blocks": 0, "offers": "block"},
+        {**_OF_STORES, "connector": "none", "divergent_hits": False},
+        {**_OF_STORES, "connector": "sync"},
         {"checkpoint_blocks": 0, "checkpoint_alignment": 0},
     ]
     changes += [{f.name: getattr(_PLAIN, f.name)} for f in dataclasses.fields(Config) if f.name not in _SIZES]
@@ -279,8 +288,8 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
     changes.append({"hash_unit": math.gcd(*(g.block_size for g in groups))})
     for change in changes:
         plainer = replace(config, **change)
-        # A cache without attention is nobody's.
-        if any(group.kind == "full" for group in plainer.groups):
+        # Few caches are without full attention: one that has it keeps it.
+        if any(group.kind == "full" for group in plainer.groups) or not any(g.kind == "full" for g in groups):
             yield replace(scenario, config=plainer)
 
 

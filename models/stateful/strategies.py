@@ -50,6 +50,17 @@ _SHAPES: Sequence[tuple[str, ...]] = (
     ("full",),
     ("full", "chunked"),
 )
+_OTHER_SHAPES: Sequence[tuple[str, ...]] = (
+    ("full", "window", "window"),
+    ("full", "full"),
+    ("full", "full", "mamba"),
+    ("window",),
+    ("mamba",),
+    ("window", "mamba"),
+    ("full", "window", "chunked"),
+)
+"""What fewer models are made of."""
+
 _LARGEST_BLOCK = 32
 
 
@@ -78,9 +89,13 @@ class Setup:
             return self
         return replace(self, config=replace(self.config, retention=default_retention(self.config.eagle)))
 
+    def usual(self) -> Setup:
+        """The same for a subject that has nothing that is rare."""
+        return replace(self, config=self.config.usual())
+
     def plain(self) -> Setup:
         """The same for a subject that knows full attention and recurrent states, and no draft layers."""
-        config = self.without_checkpoints().in_order().config
+        config = self.usual().without_checkpoints().in_order().config
         if config.connector == "offload":
             config = replace(config, connector="async", offload_blocks=0)
         groups = tuple(replace(group, drafter=False) for group in config.groups if not group.recycles)
@@ -130,7 +145,7 @@ def dice(count: int) -> SearchStrategy[Dice]:
 
 def setups() -> SearchStrategy[Setup]:
     """Configurations and their class. Those that no engine could run are left to the subject to refuse."""
-    return dice(56).map(draw_setup)
+    return dice(72).map(draw_setup)
 
 
 def draw_setup(dice: Dice) -> Setup:
@@ -138,13 +153,17 @@ def draw_setup(dice: Dice) -> Setup:
     forced = pick(False, False, False, False, True)
     resets = pick(False, False, True)
     pool: Pool = pick("roomy", "roomy", "pressed", "pressed", "tight")
-    kinds = pick(*_SHAPES)
+    kinds = pick(*_SHAPES, *_SHAPES, *_SHAPES, *_OTHER_SHAPES)
     attention = pick(4, 4, 8, 16, 2)
     ratio = pick(1, 1, 2, 4) if "mamba" in kinds else 1
     block = min(attention * ratio, _LARGEST_BLOCK)
     unit = attention if "chunked" in kinds else max(1, attention // pick(1, 2, 4))
+    if len(kinds) == 1:  # engines have nothing finer where there is one group
+        unit = block
+    if kinds == ("full", "full"):  # groups of one kind and size are one
+        unit = attention // 2
     speculative = min(pick(0, 0, 1, 2, 3), block - 1)  # a block holds a whole step
-    eagle = speculative > 0 and "chunked" not in kinds and pick(True, True, False)
+    eagle = speculative > 0 and "chunked" not in kinds and kinds != ("mamba",) and pick(True, True, False)
     groups = _groups(kinds, attention, block, unit, eagle, pick)
     checkpoint = "mamba" in kinds and pick(False, True)
     connector = pick("none", "none", "async", "sync", "async")
@@ -180,7 +199,9 @@ def draw_setup(dice: Dice) -> Setup:
         pool, blocks = "exact", peak_blocks(config, longest)
         config = replace(config, max_model_len=max(longest, 2), num_blocks=max(1 + blocks, config.smallest_pool()))
     config = _served(config, unreliable, pick)
-    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable, pick(False, True))
+    crowded = pick(False, True)
+    config = _rarely(config, pick)
+    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable, crowded)
 
 
 def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Config:
@@ -198,13 +219,33 @@ def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Confi
     return replace(config, policy=policy, image_tokens=images, async_scheduling=overlapped)
 
 
+def _rarely(config: Config, pick: Callable[..., Any]) -> Config:
+    """What few engines have and few users turn on: each in a few runs, where it means anything."""
+    if config.connector in ("sync", "async"):
+        config = replace(config, offer_delay=pick(0, 0, 0, 1, 2), send_steps=pick(0, 0, 0, 1, 4))
+    if config.connector == "offload":
+        config = replace(
+            config,
+            offload_policy=pick("lru", "lru", "arc"),
+            offload_outputs=pick(False, False, True),
+            offload_after=pick(0, 0, 0, 2),
+        )
+    if config.eagle:
+        config = replace(
+            config,
+            junction_state=config.partial_hits and pick(False, True),
+            lookahead_keys=config.connector != "none" or pick(True, True, False),
+        )
+    return replace(config, watermark=pick(0, 0, 0, 0, 0, 1, 2))
+
+
 def _groups(
     kinds: Sequence[str], attention: int, block: int, unit: int, eagle: bool, pick: Callable[..., Any]
 ) -> tuple[Group, ...]:
     # Draft layers share the full-attention group, or sit in a window group of their own; rarely nobody is marked.
-    drafter = "window" if kinds[-1] == "window" else "full"
+    drafter = "full" if "full" in kinds and kinds[-1] != "window" else "window"
     marked = eagle and pick(True, True, True, False)
-    groups = []
+    groups: list[Group] = []
     for kind in kinds:
         if kind == "window":
             size = unit if pick(True, False) else attention
@@ -216,7 +257,8 @@ def _groups(
         elif kind == "mamba":
             groups.append(Group("mamba", block))
         else:
-            groups.append(Group("full", attention, drafter=marked and drafter == kind))
+            first = not any(group.kind == "full" for group in groups)
+            groups.append(Group("full", attention if first else unit, drafter=marked and drafter == kind and first))
     return tuple(groups)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kvproof.spec.config import Config, ConfigError
+from kvproof.spec.config import RARE, Config, ConfigError
 from kvproof.spec.machine.dialect import SPECIFICATION, Dialect, split_before_51113
 from kvproof.spec.radix import Position, Radix
 from kvproof.spec.rules.checkpoint import checkpoint_position
@@ -152,6 +152,8 @@ def beyond(config: Config) -> str:
         return "the abstract machine serves in order of arrival: set policy to fcfs"
     if config.offers != "block":
         return "the abstract machine's stores offer whole blocks: set offers to block"
+    if config != config.usual():
+        return f"the abstract machine has none of {', '.join(RARE)}: leave them out"
     if config.async_scheduling:
         return "the abstract machine completes a step before the next: set async_scheduling to false"
     return ""

@@ -64,6 +64,8 @@ class MachineDriver:
                 return machine.finish(action.request)
             case "abort":
                 return machine.abort(action.request)
+            case "reset" if action.running or action.store:
+                return False
             case "reset":
                 return machine.reset()
             case "preempt":
@@ -72,6 +74,8 @@ class MachineDriver:
                 return machine.evict(action.times)
 
     def _submit(self, action: Action) -> bool:
+        if action.unread:
+            return False
         if action.request in self.sequences:
             return False
         base = self.sequences.get(action.base, [EMPTY])
