@@ -249,7 +249,11 @@ class Driver:
         if action.running and running:
             self.lone.interfered()
             self.progress.interfered()
-        return bool(self.scheduler.reset_prefix_cache(action.running, action.store))
+        watched, self.scheduler._preempt_request = self.scheduler._preempt_request, self._preempt
+        try:
+            return bool(self.scheduler.reset_prefix_cache(action.running, action.store))
+        finally:
+            self.scheduler._preempt_request = watched
 
     def _step(self, accept: Sequence[int]) -> None:
         self.steps += 1

@@ -17,6 +17,7 @@ from typing import Any
 from kvproof.impl.vllm.connector import Store, make_connector_class
 from kvproof.impl.vllm.device import Device
 from kvproof.impl.vllm.drift import load, only, release
+from kvproof.impl.vllm.requests import unread
 from kvproof.spec.config import Config, ConfigError
 from kvproof.spec.events import Event, Offer, Offloaded, OffloadMoment
 from kvproof.spec.tracer import State, decode_key
@@ -97,6 +98,8 @@ class _Job:
     store: bool
     moves: list[Move]
     steps: int
+    void: bool = False
+    """Whether what it stores has been given up meanwhile: transfers end in order, and the next one writes over it."""
 
 
 class HostMemory:
@@ -137,11 +140,16 @@ class HostMemory:
         result = load(f"vllm.v1.kv_offload.{place}").TransferResult
         return [result(job_id=job, success=True) for job in ended]
 
+    def forget(self) -> None:
+        """Whatever is under way is for nothing: host memory has been cleared."""
+        for job in self.jobs.values():
+            job.void = True
+
     def shutdown(self) -> None: ...
 
     def _end(self, number: int) -> None:
         job = self.jobs.pop(number)
-        if job.store:
+        if job.store and not job.void:
             self.copying(job.moves)
         for _, _, block, place in job.moves:
             if job.store:
@@ -269,6 +277,8 @@ class Offload:
             name = request.request_id
             self.store.shown[name] = computed
             self.store.offered[name] = answer[0] or 0
+            if unread(request):  # whatever it answers does not count
+                return answer
             self.emit(
                 Offer(
                     request=name,
@@ -298,6 +308,9 @@ class Offload:
 
         def reset_cache(*rest: Any, **named: Any) -> Any:
             self.held.clear()
+            self._keys.clear()
+            self._chosen.clear()
+            self.memory.forget()
             return reset(*rest, **named)
 
         self.connector.get_num_new_matched_tokens = get_num_new_matched_tokens

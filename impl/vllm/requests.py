@@ -56,6 +56,11 @@ def make_request(
     )
 
 
+def unread(request: Any) -> bool:
+    """Whether nothing of the release's request may be read from a cache."""
+    return bool(request.skip_reading_prefix_cache)
+
+
 def model_output(
     scheduler_output: Any,
     sampled: Mapping[str, Sequence[int]],

@@ -14,6 +14,7 @@ from typing import Any
 from kvproof.impl.vllm.cacheview import CacheView
 from kvproof.impl.vllm.connector import Store
 from kvproof.impl.vllm.drift import release
+from kvproof.impl.vllm.requests import unread
 from kvproof.spec.config import Config
 from kvproof.spec.events import Allocate, Estimate, Event, GroupEstimate, Lookup, Resume, Split, Truncate
 from kvproof.spec.view import NULL
@@ -28,11 +29,6 @@ def _ids(blocks: Any) -> tuple[tuple[int, ...], ...]:
 def _passed(manager: Any, computed: int) -> int:
     """How many leading slots a request with ``computed`` tokens needs no more: hits there are not adopted."""
     return max(0, int(manager.get_num_skipped_tokens(computed))) // int(manager.block_size)
-
-
-def unread(request: Any) -> bool:
-    """Whether nothing of the request may be read from a cache."""
-    return bool(request.skip_reading_prefix_cache)
 
 
 class Watch:
@@ -303,7 +299,7 @@ class Watch:
         self._touched[:] = [0] * groups
         # Headroom that is asked of whoever is admitted beside others.
         admitted = request.status.name in ("WAITING", "PREEMPTED") and kwargs.get("has_scheduled_reqs", False)
-        above = self.config.watermark if admitted else 0
+        above = int(getattr(self.manager, "watermark_blocks", 0)) if admitted else 0
         before = self._free_at_estimate = self.view.free_count()
         answer = original(request, num_new_tokens, *args, **kwargs)
         granted = answer is not None
