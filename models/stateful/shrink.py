@@ -47,8 +47,16 @@ def size(scenario: Scenario) -> Size:
     )
     sizes = [g.block_size for g in config.groups]
     tokens = sum(
-        a.length + a.max_tokens + a.external + a.missing + a.priority + len(a.images) + (a.shared if a.base else 0)
-        + a.unread + a.running + a.store
+        a.length
+        + a.max_tokens
+        + a.external
+        + a.missing
+        + a.priority
+        + len(a.images)
+        + (a.shared if a.base else 0)
+        + a.unread
+        + a.running
+        + a.store
         for a in actions
     )
     return (

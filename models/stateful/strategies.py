@@ -189,7 +189,8 @@ def draw_setup(dice: Dice) -> Setup:
     one = peak_blocks(config, reach * block + block)
     blocks = {"roomy": 3 * one, "pressed": one + dice.up_to(min(one, 255)), "tight": one + pick(0, 1, -1, 2, -2)}[pool]
     config = replace(config, num_blocks=max(1 + blocks, config.smallest_pool()))
-    unreliable = connector != "none" and pick(False, True)
+    # Of a failed load a recurrent state alone has nothing left, which no engine tells from blocks that can go on.
+    unreliable = connector != "none" and pick(False, True) and kinds != ("mamba",)
     if connector == "async" and pick(False, False, True):  # what is stored is asked for once the cache has lost it
         config = replace(config, connector="offload", divergent_hits=False, offload_blocks=pick(0, 0, one))
         resets, unreliable = True, False
