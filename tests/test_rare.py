@@ -1,4 +1,4 @@
-"""What few engines have and few users ask for, on real schedulers: it happens, and breaks nothing that is not broken."""
+"""What few engines have and few users ask for, on real schedulers: it happens, and breaks nothing that is not."""
 
 from __future__ import annotations
 

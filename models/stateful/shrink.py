@@ -33,8 +33,16 @@ SMALLEST_BLOCK = 4
 _PLAIN = Config(groups=(), num_blocks=0, hash_unit=0, step_tokens=0)
 _OF_STORES: dict[str, Any] = {
     name: getattr(_PLAIN, name)
-    for name in ("load_steps", "offers", "offer_delay", "send_steps")
-    + ("offload_blocks", "offload_policy", "offload_outputs", "offload_after")
+    for name in (
+        "load_steps",
+        "offers",
+        "offer_delay",
+        "send_steps",
+        "offload_blocks",
+        "offload_policy",
+        "offload_outputs",
+        "offload_after",
+    )
 }
 _SIZES = frozenset({"groups", "num_blocks", "hash_unit", "step_tokens"})
 
