@@ -90,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
             missing=self.menu.missing(dice, external),
             priority=self.menu.priority(dice),
             images=self.menu.images(dice, shared, length),
-            unread=dice.pick(*[False] * 11, True),
+            unread=self.menu.unread(dice),
         )
         self.prompts[action.request] = action
         return action

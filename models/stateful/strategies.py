@@ -71,7 +71,8 @@ class Setup:
     ``reach`` is the longest prompt in scheduler blocks. ``by_default`` says that retention is left to the subject's own
     default. ``resets`` lets the operator clear the cache (in most runs nobody does: it undoes what a run built up).
     ``forced`` allows actions that come from outside the scheduler. ``unreliable``: the store may lose what it promised.
-    ``crowded``: some generate on and on while others arrive, which takes many steps.
+    ``crowded``: some generate on and on while others arrive, which takes many steps. ``unread``: of some requests nothing
+    may be read from a cache.
     """
 
     config: Config
@@ -82,6 +83,7 @@ class Setup:
     forced: bool = False
     unreliable: bool = False
     crowded: bool = False
+    unread: bool = False
 
     def resolved(self, default_retention: Retention) -> Setup:
         """The same with the subject's own retention where none was chosen."""
@@ -202,7 +204,8 @@ def draw_setup(dice: Dice) -> Setup:
     config = _served(config, unreliable, pick)
     crowded = pick(False, True)
     config = _rarely(config, pick)
-    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable, crowded)
+    unread = pick(*[False] * 7, True)
+    return Setup(config, reach, pool, retention == "default", resets, forced, unreliable, crowded, unread)
 
 
 def _served(config: Config, unreliable: bool, pick: Callable[..., Any]) -> Config:
@@ -349,6 +352,10 @@ class Menu:
     def priority(self, dice: Dice) -> int:
         """Whom a request goes before: the later the larger."""
         return dice.up_to(2) if self.setup.config.policy == "priority" else 0
+
+    def unread(self, dice: Dice) -> bool:
+        """Whether nothing of a request may be read from a cache."""
+        return self.setup.unread and bool(dice.pick(False, False, True))
 
     @cached_property
     def accepts(self) -> list[tuple[int, ...]]:
