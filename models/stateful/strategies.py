@@ -71,8 +71,8 @@ class Setup:
     ``reach`` is the longest prompt in scheduler blocks. ``by_default`` says that retention is left to the subject's own
     default. ``resets`` lets the operator clear the cache (in most runs nobody does: it undoes what a run built up).
     ``forced`` allows actions that come from outside the scheduler. ``unreliable``: the store may lose what it promised.
-    ``crowded``: some generate on and on while others arrive, which takes many steps. ``unread``: of some requests nothing
-    may be read from a cache.
+    ``crowded``: some generate on and on while others arrive, which takes many steps. ``unread``: of some requests
+    nothing may be read from a cache.
     """
 
     config: Config
