@@ -34,7 +34,7 @@ PLAYS = {
         replace(STORE, send_steps=4, async_scheduling=True), (FIRST, STEPS, AGAIN, Action("step", times=2))
     ),
     "starts over": Scenario(
-        Config(groups=HYBRID, num_blocks=24, hash_unit=8, step_tokens=16),
+        Config(groups=HYBRID, num_blocks=24, hash_unit=4, step_tokens=16),
         (FIRST, Action("step", times=2), Action("reset", running=True), AGAIN, STEPS),
     ),
     "waits for a load": Scenario(

@@ -100,8 +100,8 @@ class VllmSubject:
         chunked = any(group.kind == "chunked" for group in config.groups)
         if config.connector == "offload" and chunked and self.release.version < (0, 29):
             raise ConfigError(f"vLLM {self.release.name}: its offloading connector refuses chunked local attention")
-        for reason in absent(config).values():
-            raise ConfigError(f"vLLM {self.release.name} {reason}")
+        for lacking in absent(config).values():
+            raise ConfigError(f"vLLM {self.release.name} {lacking}")
         if config.cache_events and self.release.version < EVENTS_SINCE:
             raise ConfigError(f"vLLM {self.release.name}: its cache events are followed from 0.24 on")
         reason = legal(config)
