@@ -23,7 +23,14 @@ STORE = Config(groups=(Group("full", 4),), num_blocks=24, hash_unit=4, step_toke
 FIRST = Action("submit", "a", length=17, max_tokens=3)
 AGAIN = Action("submit", "b", "a", 17, 17, 3)
 STEPS = Action("step", times=8)
-READ = ("HIT.limit", "store-read-for-unread")
+
+FAULTS = {
+    # Whose prompt's log probabilities are wanted was still given what a store holds (up to 0.30).
+    "unread, store": {("HIT.limit", "store-read-for-unread")},
+    # A block of outputs was stored when its last token was sampled, and not computed.
+    "host memory cleared": {("EXT.offload-content", "chosen-attention-key-missing")},
+}
+"""What 0.26.0 does wrong."""
 
 PLAYS = {
     "unread": Scenario(replace(STORE, connector="none", load_steps=1), (FIRST, STEPS, replace(AGAIN, unread=True))),
@@ -59,7 +66,7 @@ def seen(release: str, name: str) -> Seen:
 @pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
 @pytest.mark.parametrize("name", sorted(PLAYS))
 def test_nothing_is_broken_by_it(release: str, name: str) -> None:
-    known = {READ} if name == "unread, store" and release == "0.26.0" else set()
+    known = FAULTS.get(name, set()) if release == "0.26.0" else set()
     found = seen(release, name)
     assert found.broken - {("REF.null-count", "null-count-negative")} == known, found.text
 
@@ -69,7 +76,7 @@ def test_nothing_is_broken_by_it(release: str, name: str) -> None:
 def test_it_happens() -> None:
     for name, says in {
         "unread": "b [0, 16)",
-        "starts over": "a starts over",
+        "starts over": "step 3: a [0, 16)",
     }.items():
         assert says in seen("0.33.0", name).text, seen("0.33.0", name).text
 
