@@ -20,9 +20,9 @@ from kvproof.campaign_files import RunNote, code_of, finding_name
 from kvproof.models.stateful import campaign as fuzzer
 from kvproof.models.stateful.corpus import AGAIN, VARIED, Corpus, variation
 from kvproof.models.stateful.notes import Kept
-from kvproof.spec.config import ConfigError
+from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.finding import Finding
-from kvproof.spec.scenario import Scenario
+from kvproof.spec.scenario import Action, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toysubject import ToySubject, toy_command
@@ -212,6 +212,14 @@ def test_variations_can_be_read_and_mostly_run(place: Path, monkeypatch: pytest.
         assert scenario_file.parse(made.to_dict()).scenario == made
     assert possible > 300
     assert different > 300
+
+
+def test_a_variation_of_next_to_nothing_still_does_something() -> None:
+    small = Scenario(
+        Config(groups=(Group("full", 4),), num_blocks=8, hash_unit=4, step_tokens=8),
+        (Action("submit", "r1", length=5, max_tokens=1), Action("abort", "r1")),
+    )
+    assert all(variation(random.Random(seed), [small]).actions for seed in range(300))
 
 
 # -- however a run ends -----------------------------------------------------------------------------------------------
