@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Literal, TextIO
 
 from kvproof.errors import UsageError
 
@@ -80,5 +80,5 @@ def discard(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def _nowhere(mode: str = "w") -> TextIO:
+def _nowhere(mode: Literal["r", "w"] = "w") -> TextIO:
     return open(os.devnull, mode, encoding="utf-8")

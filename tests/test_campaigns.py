@@ -398,3 +398,12 @@ def test_findings_of_another_release_are_another_matter(place: Path) -> None:
     assert len(names) == 3
     assert code_of(TARGET) == code_of(TARGET)
     assert code_of(TARGET) != code_of(subjects.parse("reference"))
+
+
+def test_an_editor_s_lock_in_a_checkout_is_no_code(place: Path) -> None:
+    Path("vllm/v1").mkdir(parents=True)
+    Path("vllm/v1/a.py").write_text("a = 1")
+    target = subjects.Target("vllm@.", "checkout", "", place)
+    before = code_of(target)
+    Path("vllm/v1/.#a.py").symlink_to("somebody@somewhere")
+    assert code_of(target) == before
