@@ -8,6 +8,7 @@ time on one folder take seeds of their own and add to it side by side.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -30,10 +31,12 @@ from kvproof.campaign_files import (
     read_runs,
     where,
 )
-from kvproof.errors import UsageError, require_folder
+from kvproof.errors import UsageError, one_line, require_folder
+from kvproof.options import MOST_SEED
 from kvproof.recorded import KnownFinding
+from kvproof.scenario_file import ScenarioFile
 from kvproof.spec.finding import Finding
-from kvproof.spec.scenario import Scenario
+from kvproof.spec.scenario import Scenario, ScenarioError
 
 if TYPE_CHECKING:
     from kvproof.models.stateful.corpus import Corpus
@@ -116,16 +119,13 @@ class Folder:
     def claim(self, seed: int) -> int:
         """The seed of this run: ``seed``, or the next that no run on this code has. Raises :class:`UsageError`."""
         began = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        for one in range(seed, seed + _MOST_TRIED):
+        for one in range(seed, min(seed + _MOST_TRIED, MOST_SEED + 1)):
             note = RunNote(VERSION, self._target.text, self._code, one, began)
             try:
                 self._file(note).parent.mkdir(parents=True, exist_ok=True)
-                with self._file(note).open("xb") as file:
-                    file.write(msgspec.json.encode(note))
-            except FileExistsError:
-                continue
+                if not _claimed(self._file(note), scenario_file.encoded(note)):
+                    continue
             except OSError as error:
-                self._file(note).unlink(missing_ok=True)
                 raise UsageError(f"can't write to the campaign {self._folder}: {error.strerror or error}") from error
             self._note, self._began = note, time.monotonic()
             if one != seed:
@@ -202,7 +202,7 @@ class Folder:
         if not new or self._stored + self._new_kept >= MOST_KEPT:
             return
         # Where the database can't write, it says nothing: ``end`` looks.
-        self._database.save(KEY, msgspec.json.encode(Entry(VERSION, self._code, new, one.scenario.to_dict())))
+        self._database.save(KEY, scenario_file.encoded(Entry(VERSION, self._code, new, one.scenario.to_dict())))
         self._reached.update(new)
         self._new_kept += 1
 
@@ -214,15 +214,32 @@ class Folder:
         from kvproof.models.stateful.shrink import size
 
         identity = finding.violation.identity
-        held = self._findings.get(identity)
+        held = self._held(identity)
         if held is not None and identity not in self._outdated and self.is_small(identity):
             if not small or size(held[1].scenario) <= size(finding.scenario):
                 return str(held[0])
-        elif held is None and self._note is not None:
+        elif held is None and self._note is not None and identity not in self._note.findings:
             self._update(findings=[*self._note.findings, identity])
             self._write_note()
         scenario = replace(finding.scenario.trimmed(), note="" if small else NOT_SMALL)
         return self._save(self._folder / "findings" / finding_name(self._target, identity), finding, scenario)
+
+    def _held(self, identity: Identity) -> tuple[Path, ScenarioFile] | None:
+        """What is there of it now: a run beside this one may have kept it meanwhile, somebody may have taken it away.
+        What can't be read makes room for what can, and stays beside it."""
+        named = self._folder / "findings" / finding_name(self._target, identity)
+        file, _ = self._findings.pop(identity, (named, None))
+        try:
+            loaded = scenario_file.load(file)
+        except ScenarioError as error:
+            if file.exists():
+                aside = file.with_name(f"{file.name}.unread")
+                with contextlib.suppress(OSError):
+                    file.replace(aside)
+                    self._say(f"{one_line(str(error))}: moved to {aside}")
+            return None
+        self._findings[identity] = (file, loaded)
+        return file, loaded
 
     def keep_other(self, finding: Finding) -> str:
         """The same in another setting, beside the one that stands for it."""
@@ -240,7 +257,7 @@ class Folder:
             return ""
         if stands:
             self._outdated.discard(finding.violation.identity)
-            self._findings[finding.violation.identity] = (file, scenario_file.ScenarioFile(scenario))
+            self._findings[finding.violation.identity] = (file, ScenarioFile(scenario))
         return str(file)
 
     def went(self, steps: int, examples: int) -> None:
@@ -262,7 +279,7 @@ class Folder:
         self._noted = time.monotonic()
         if self._note is not None:
             try:
-                scenario_file.write_whole(self._file(self._note), msgspec.json.encode(self._note).decode() + "\n")
+                scenario_file.write_whole(self._file(self._note), scenario_file.encoded(self._note).decode() + "\n")
             except OSError as error:
                 self._fail(self._file(self._note), error.strerror or str(error))
 
@@ -273,3 +290,17 @@ class Folder:
 
     def _count(self) -> int:
         return sum(1 for _ in self._database.fetch(KEY))
+
+
+def _claimed(file: Path, content: bytes) -> bool:
+    """Make ``file``, unless it is there: then it is somebody's. Raises ``OSError``."""
+    try:
+        with file.open("xb", buffering=0) as made:
+            try:
+                made.write(content)
+            except BaseException:
+                file.unlink(missing_ok=True)
+                raise
+    except FileExistsError:
+        return False
+    return True

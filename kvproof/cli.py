@@ -254,9 +254,7 @@ def fuzz(
     report_folder: ReportFolder = None,
 ) -> int:
     """Drive a real release at random through its own scheduler and report what breaks."""
-    import msgspec
-
-    from kvproof import campaigns, fuzzing
+    from kvproof import campaigns, fuzzing, scenario_file
     from kvproof.table import show
 
     target = subjects.parse(subject)
@@ -283,7 +281,7 @@ def fuzz(
     report.spent[record.subject] = record.seconds
     report.coverage.update(record.coverage)
     report.ended, report.problem = record.ended, record.unsaved
-    files = {} if json_file is None else {json_file: msgspec.json.encode(record).decode()}
+    files = {} if json_file is None else {json_file: scenario_file.encoded(record).decode()}
     return finish_report(report, report_folder, functools.partial(show, fold=not show_all), files)
 
 

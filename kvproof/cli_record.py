@@ -15,7 +15,10 @@ from kvproof.streams import write
 
 def record(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file that names its finding.")],
-    out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The record; must not be there yet.")],
+    out: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="The record; must not be there yet. -: standard output."),
+    ],
     releases: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,6 +41,9 @@ def record(
     """Make a record of a known finding, so that runs list it instead of failing. It runs nothing."""
     from kvproof import recording
 
+    if str(out) == "-":
+        write(recording.text(recording.make(scenario, releases or [], status, reasoning, reference)))
+        return 0
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} is there already: name a new file with --output")
     require_file(out, "the record")

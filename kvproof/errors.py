@@ -119,6 +119,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return _explain_import(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"can't write{f' {error.filename}' if error.filename else ''}: {error.strerror}: free some room", USAGE
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"the name of a file is too long: {error.filename}: choose a shorter one", USAGE
     return f"a checker failed: {type(error).__name__}: {error} (KVPROOF_DEBUG=1 shows where)", UNDETERMINED
 
 

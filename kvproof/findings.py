@@ -123,6 +123,8 @@ def _ranges(record: Record) -> list[SpecifierSet]:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     ranges = [record.releases] if isinstance(record.releases, str) else record.releases
+    if not all(one.strip() for one in ranges):  # to the library that means all releases
+        raise ScenarioError("it has an empty release range")
     try:
         return [SpecifierSet(one if one[:1] in "<>=!~" else f"=={one}") for one in ranges]
     except InvalidSpecifier as error:

@@ -6,6 +6,7 @@ is shown at a time; :func:`step_through` goes from one to the next.
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -46,7 +47,8 @@ def moment(scenario: Scenario, film: Film, index: int) -> str:
     # A pipe gets a fixed width, so that what is stored does not depend on a window.
     width = shutil.get_terminal_size((_WIDTH, 24)).columns if wanted() else _WIDTH
     colours = wanted()
-    out = Console(width=max(width, 40), highlight=False, force_terminal=colours,
+    # Nothing of it is for standard output, whose reader may be gone: of that the library makes an end of the process.
+    out = Console(file=io.StringIO(), width=max(width, 40), highlight=False, force_terminal=colours,
                   color_system="standard" if colours else None)  # fmt: skip
     with out.capture() as captured:
         for part in _parts(scenario, frame, f"{film.dropped + index + 1} of {film.dropped + len(film.frames)}"):

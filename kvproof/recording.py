@@ -41,7 +41,7 @@ def make(file: Path, releases: Sequence[str], status: Status, reasoning: str, re
     made = Record(
         note.invariant,
         note.cause,
-        [release.removeprefix("vllm==").strip() for release in releases],
+        [_plain(release.strip().removeprefix("vllm==")) for release in releases],
         status,
         reference,
         reasoning.strip() or f"{TO_BE_WRITTEN} Seen: {note.witness or note.cause}.",
@@ -53,6 +53,16 @@ def make(file: Path, releases: Sequence[str], status: Status, reasoning: str, re
     except ScenarioError as error:
         raise UsageError(f"--release: {error}: write it as in 0.26.0 or '>=0.27,<0.28'") from error
     return made
+
+
+def _plain(release: str) -> str:
+    """Builds of a release are that release: under its own name a record is found for all of them."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(release).base_version
+    except InvalidVersion:  # a range, or nothing that can be read
+        return release.strip()
 
 
 def text(record: Record) -> str:

@@ -184,6 +184,15 @@ def save(path: Path, scenario: Scenario, finding: Finding | None = None) -> None
     write_whole(path, json.dumps(to_data(scenario, finding), indent=1, ensure_ascii=False) + "\n")
 
 
+def encoded(value: Any) -> bytes:
+    """Plain data and ``msgspec`` structures as JSON. Half a character (in the name of a file, in an engine's message)
+    becomes a question mark: it is no reason to lose the rest."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False).encode("utf-8", "replace")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, never leaving half of it behind. Makes the folder. Raises ``OSError``.
 

@@ -22,6 +22,13 @@ def picture(replayed: Replayed, show: bool | None, step: bool) -> str:
     asked = replayed.loaded.finding.violation() if replayed.loaded.finding else None
     film = paging.take(replayed.subject, replayed.loaded)
     if step:
-        moments.step_through(scenario, film, asked, write, input)
+        moments.step_through(scenario, film, asked, write, _ask)
         return ""
     return moments.shown(scenario, film, asked) if show or moments.breaks(film) else ""
+
+
+def _ask(prompt: str) -> str:
+    if sys.stdout.isatty():
+        return input(prompt)
+    write(prompt)  # whose reader may be gone, which is no error
+    return input("")

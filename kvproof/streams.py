@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Literal, TextIO
 
 from kvproof.errors import UsageError
 
@@ -30,6 +30,8 @@ def prepare() -> None:
         _closed.append(sys.stdout)
     if sys.stderr is None:
         sys.stderr = _nowhere()
+    if sys.stdin is None:
+        sys.stdin = _nowhere("r")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what a terminal can't show must not end a run
@@ -78,5 +80,5 @@ def discard(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
+def _nowhere(mode: Literal["r", "w"] = "w") -> TextIO:
+    return open(os.devnull, mode, encoding="utf-8")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from kvproof import campaigns, cli, fuzzing, scenario_file, subjects
 from kvproof.campaign_files import RunNote, code_of, finding_name
+from kvproof.errors import UsageError
 from kvproof.models.stateful import campaign as fuzzer
 from kvproof.models.stateful.corpus import AGAIN, VARIED, Corpus, variation
 from kvproof.models.stateful.notes import Kept
-from kvproof.spec.config import ConfigError
-from kvproof.spec.finding import Finding
-from kvproof.spec.scenario import Scenario
+from kvproof.options import MOST_SEED
+from kvproof.spec.config import Config, ConfigError, Group
+from kvproof.spec.finding import Finding, Violation
+from kvproof.spec.scenario import Action, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
 from toysubject import ToySubject, toy_command
@@ -214,6 +217,17 @@ def test_variations_can_be_read_and_mostly_run(place: Path, monkeypatch: pytest.
     assert different > 300
 
 
+SMALL = Scenario(
+    Config(groups=(Group("full", 4),), num_blocks=8, hash_unit=4, step_tokens=8),
+    (Action("submit", "r1", length=5, max_tokens=1), Action("abort", "r1")),
+)
+LARGER = replace(SMALL, actions=(*SMALL.actions, Action("step", times=3)))
+
+
+def test_a_variation_of_next_to_nothing_still_does_something() -> None:
+    assert all(variation(random.Random(seed), [SMALL]).actions for seed in range(300))
+
+
 # -- however a run ends -----------------------------------------------------------------------------------------------
 
 
@@ -261,6 +275,47 @@ def test_two_at_once_share_the_folder(place: Path) -> None:
     assert "problem" not in out + out2
     for entry in kept():
         scenario_file.parse(entry["scenario"])
+
+
+def open_folder() -> campaigns.Folder:
+    return campaigns.Folder(Path("c"), TARGET, "code", print)
+
+
+def found(scenario: Scenario) -> Finding:
+    return Finding(Violation(*LEAK, "block 1"), "toy", scenario, 1, "1")
+
+
+def test_of_two_at_once_the_smaller_scenario_stays(place: Path) -> None:
+    one, other = open_folder(), open_folder()
+    file = Path(one.keep(found(SMALL)))
+    for small in (False, True):
+        assert other.keep(found(LARGER), small) == str(file)
+        assert scenario_file.load(file).scenario == SMALL
+    assert other.end(None, "").findings == 1
+
+
+def test_what_was_taken_away_meanwhile_is_kept_again(place: Path) -> None:
+    folder = open_folder()
+    file = Path(folder.keep(found(SMALL)))
+    shutil.rmtree("c")
+    assert folder.keep(found(LARGER)) == str(file)
+    assert scenario_file.load(file).scenario == LARGER
+
+
+def test_a_file_that_can_not_be_read_stays_beside_what_takes_its_place(place: Path) -> None:
+    file = Path(open_folder().keep(found(SMALL)))
+    file.write_text(torn := file.read_text()[:100])
+    assert open_folder().keep(found(LARGER)) == str(file)
+    assert scenario_file.load(file).scenario == LARGER
+    assert file.with_name(f"{file.name}.unread").read_text() == torn
+
+
+def test_the_largest_seed_is_read_back(place: Path) -> None:
+    assert open_folder().claim(MOST_SEED) == MOST_SEED
+    folder = open_folder()
+    with pytest.raises(UsageError, match="give another --seed"):
+        folder.claim(MOST_SEED)
+    assert folder.end(None, "").run == 1
 
 
 # -- what is wrong with a folder --------------------------------------------------------------------------------------
@@ -343,3 +398,12 @@ def test_findings_of_another_release_are_another_matter(place: Path) -> None:
     assert len(names) == 3
     assert code_of(TARGET) == code_of(TARGET)
     assert code_of(TARGET) != code_of(subjects.parse("reference"))
+
+
+def test_an_editor_s_lock_in_a_checkout_is_no_code(place: Path) -> None:
+    Path("vllm/v1").mkdir(parents=True)
+    Path("vllm/v1/a.py").write_text("a = 1")
+    target = subjects.Target("vllm@.", "checkout", "", place)
+    before = code_of(target)
+    Path("vllm/v1/.#a.py").symlink_to("somebody@somewhere")
+    assert code_of(target) == before

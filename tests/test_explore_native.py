@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -247,6 +248,41 @@ def test_what_does_not_compile_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(build.Unavailable, match=r"does not compile what was generated .*: .*error"):
         build.compiled("nonsense")
     assert not list(tmp_path.glob("explore/*"))
+
+
+def test_a_compiler_may_have_arguments_and_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    monkeypatch.setenv("CXX", f"{found} -O1")
+    assert build.compiler() == [found, "-O1"]
+    monkeypatch.setenv("CXX", "nothing-of-the-kind -O1")
+    with pytest.raises(build.Unavailable, match="there is no nothing-of-the-kind"):
+        build.compiler()
+
+
+def test_half_a_library_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVPROOF_CACHE", str(tmp_path))
+    file = build.compiled("int answer() { return 42; }")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:1000])
+    assert build.compiled("int answer() { return 42; }") == file
+    assert len(file.read_bytes()) == len(whole)
+    ctypes.CDLL(str(file))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads how large a process is from /proc")
+def test_without_memory_for_all_threads_the_search_does_not_begin() -> None:
+    code = (
+        "import resource\n"
+        "from kvproof.models.explore.native.explorer import explore_native\n"
+        "from kvproof.models.explore.scopes import SCOPES\n"
+        "explore_native(SCOPES['tiny'], most=1)\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (2 << 30),) * 2)\n"
+        "explore_native(SCOPES['tiny'], workers=8)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "MemoryError: the search can't begin"
 
 
 def test_without_mypy_there_is_one_clear_line() -> None:

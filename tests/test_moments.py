@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Action, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
-from toysubject import ToySubject
+from toysubject import ToySubject, toy_command
 
 sys.path.pop(0)
 
@@ -200,6 +201,17 @@ def test_replay_shows_it_where_asked_and_on_a_terminal(
     assert "moment" not in capsys.readouterr().out
 
 
+def test_going_through_it_needs_neither_input_nor_a_reader(file: str) -> None:
+    program = [sys.executable, "-P", "-c", toy_command(2.0), "leak", "replay", file, "--on", "spec", "--step"]
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *program], capture_output=True, text=True, check=False)
+    assert (done.returncode, "error" in done.stderr) == (1, False), done.stderr
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    step = subprocess.Popen(program, text=True, **pipes)  # type: ignore[call-overload]
+    step.stdout.close()
+    _, said = step.communicate("n\n" * 50)
+    assert (step.returncode, "error" in said) == (1, False), said
+
+
 def test_replay_goes_through_it_step_by_step(
     file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,5 +219,5 @@ def test_replay_goes_through_it_step_by_step(
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
     assert cli.run(["replay", file, "--on", "spec", "--step"]) == 1
     out = capsys.readouterr().out
-    assert [line.partition(" of ")[0] for line in out.splitlines() if line.startswith("moment")][-1] == "moment 1"
+    assert re.findall(r"moment (\d+) of", out)[-1] == "1"
     assert out.rstrip().endswith("exit=1")

@@ -67,6 +67,7 @@ def test_what_is_said_of_it_is_in_the_record(kept: Path, tmp_path: Path) -> None
     [
         ({}, ("--status", "confirmed"), "say with --reasoning"),
         ({}, ("--release", "soon"), "--release: it has an unreadable release range"),
+        ({}, ("--release", ""), "--release: it has an empty release range"),
         ({"subject": "vllm@."}, (), "name it with --release"),
         ({"subject": "reference"}, (), "mended, not recorded"),
         (
@@ -104,6 +105,27 @@ def test_nothing_is_overwritten(kept: Path, tmp_path: Path, capfd: pytest.Captur
     assert _record(kept, "-o", kept) == 2
     assert "is there already" in capfd.readouterr().err
     assert kept.read_bytes() == before
+
+
+def test_a_build_of_a_release_is_recorded_as_that_release(kept: Path, tmp_path: Path) -> None:
+    assert _record(kept, "-o", tmp_path / "k/a.json", "--release", "0.26.0+cu128", "--release", ">=0.29") == 0
+    (made,) = findings.load(tmp_path / "k")
+    assert made.releases == ["0.26.0", ">=0.29"]
+    assert findings.known_for([made], "0.26.0+cpu").identities == {made.identity}
+
+
+def test_on_request_it_goes_to_standard_output(
+    kept: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(kept.parent)
+    assert _record(kept, "-o", "-") == 0
+    assert json.loads(capfd.readouterr().out)["releases"] == ["0.26.0"]
+    assert [file.name for file in kept.parent.iterdir()] == [kept.name]
+
+
+def test_a_name_that_is_too_long_is_a_matter_of_usage(kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _record(kept, "-o", kept.parent / ("long" * 100)) == 2
+    assert "too long" in capfd.readouterr().err
 
 
 def test_a_scenario_file_among_records_is_named_as_one(kept: Path, capfd: pytest.CaptureFixture[str]) -> None:

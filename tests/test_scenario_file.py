@@ -41,6 +41,10 @@ def data(**changes: Any) -> dict[str, Any]:
     return {**json.loads(json.dumps(SCENARIO.to_dict())), **changes}
 
 
+def test_half_a_character_does_not_cost_the_rest() -> None:
+    assert scenario_file.encoded({"a": "x\udcff", "n": 1}) == b'{"a": "x?", "n": 1}'
+
+
 def test_a_scenario_comes_back_the_same(tmp_path: Path) -> None:
     file = tmp_path / "deeper" / "s.json"
     scenario_file.save(file, SCENARIO)

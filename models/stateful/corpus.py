@@ -160,7 +160,9 @@ def variation(dice: random.Random, scenarios: Sequence[Scenario]) -> Scenario:
         change: Callable[[random.Random, Scenario], Scenario] = dice.choice(
             (_other_sizes, _other_numbers, _other_numbers, _without_one, _one_twice, _more_steps)
         )
-        scenario = _sound(change(dice, scenario))
+        changed = _sound(change(dice, scenario))
+        if changed.actions:  # who was submitted may be what was left out: then the others are about nobody
+            scenario = changed
     return _followed_by(scenario, dice.choice(scenarios)) if dice.random() < 0.25 else scenario
 
 

@@ -116,6 +116,8 @@ class Search:
             return
         if self._raised is not None:
             raise self._raised
+        if failure == b"MemoryError":
+            raise MemoryError("there is no memory for more states: visit fewer of them")
         if state.value == NOBODY:
             raise RuntimeError(f"the generated explorer can't begin: {failure.decode()}")
         told = self.state(state.value)[0]

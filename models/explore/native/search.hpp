@@ -6,12 +6,14 @@
 #include <atomic>
 #include <barrier>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 namespace search {
 
 static constexpr uint64_t NOBODY = UINT64_MAX;
+static constexpr const char* NO_MEMORY = "MemoryError";
 
 static inline uint64_t mix(uint64_t a, uint64_t b) {
     __uint128_t product = static_cast<__uint128_t>(a ^ 0x9e3779b97f4a7c15u) * (b ^ 0xd6e8feb86659fd93u);
@@ -127,25 +129,32 @@ class Search {
     std::vector<Shard> shards;
     std::atomic<bool> stop{false};
 
-    explicit Search(size_t workers) : shards(workers), gate_(std::ptrdiff_t(workers)) {
+    explicit Search(size_t workers) : shards(workers), gate_(std::ptrdiff_t(workers)), arenas_(workers) {
         for (size_t i = 0; i < workers; i++) {
             shards[i].place = i;
             shards[i].places = workers;
             shards[i].outbox.resize(workers);
         }
-        begin_thread(arena_);
+        try {
+            for (auto& arena : arenas_) arena.open();
+        } catch (const std::bad_alloc&) {
+            for (auto& arena : arenas_) arena.close();
+            throw;
+        }
+        begin_thread(arenas_[0]);
         auto* first = encode(empty_world());
         Shard& home = shards[shards[0].owner(hash_of(first->data, size_t(first->size)))];
         home.insert(hash_of(first->data, size_t(first->size)), first->data, uint32_t(first->size), NOBODY, 0);
         turn();
-        for (size_t i = 1; i < workers; i++) threads_.emplace_back([this, i] { serve(i); });
+        try {
+            for (size_t i = 1; i < workers; i++) threads_.emplace_back([this, i] { serve(i); });
+        } catch (const std::system_error&) {  // no more threads: those that there are must not wait for the others
+            for (size_t i = threads_.size() + 1; i < workers; i++) gate_.arrive_and_drop();
+            leave();
+            throw;
+        }
     }
-    ~Search() {
-        ending_ = true;
-        if (!threads_.empty()) gate_.arrive_and_wait();
-        for (auto& thread : threads_) thread.join();
-        end_thread(arena_);
-    }
+    ~Search() { leave(); }
     void level() {
         if (threads_.empty()) {
             look(shards[0]);
@@ -160,18 +169,24 @@ class Search {
     std::barrier<> gate_;
     std::vector<std::thread> threads_;
     std::atomic<bool> ending_{false};
-    Arena arena_;
+    std::vector<Arena> arenas_;
 
-    static void begin_thread(Arena& arena) {
-        arena.open();
+    void leave() {
+        ending_ = true;
+        if (!threads_.empty()) gate_.arrive_and_wait();
+        for (auto& thread : threads_) thread.join();
+        threads_.clear();
+        end_thread();
+        for (auto& arena : arenas_) arena.close();
+    }
+    static void begin_thread(const Arena& arena) {
         arena_next = arena.next;
         arena_end = arena.end;
         answers = new AllAnswers();
     }
-    static void end_thread(Arena& arena) {
+    static void end_thread() {
         delete answers;
         answers = nullptr;
-        arena.close();
         arena_next = arena_end = nullptr;
     }
     void turn() {
@@ -181,19 +196,22 @@ class Search {
         }
     }
     void serve(size_t place) {
-        Arena arena;
-        begin_thread(arena);
+        begin_thread(arenas_[place]);
         for (;;) {
             gate_.arrive_and_wait();
             if (ending_) break;
             work(place);
         }
-        end_thread(arena);
+        end_thread();
     }
     void work(size_t place) {
         look(shards[place]);
         gate_.arrive_and_wait();
-        for (auto& other : shards) shards[place].take_in(other.outbox[place]);
+        try {
+            for (auto& other : shards) shards[place].take_in(other.outbox[place]);
+        } catch (const std::bad_alloc&) {
+            fail(shards[place], NO_MEMORY, NOBODY, 0);
+        }
         gate_.arrive_and_wait();
     }
     void look(Shard& shard) {
@@ -230,7 +248,7 @@ class Search {
         } catch (const Raised& raised) {
             fail(shard, raised.what, state, place);
         } catch (const std::bad_alloc&) {
-            fail(shard, "MemoryError", state, place);
+            fail(shard, NO_MEMORY, state, place);
         }
         arena_next = begin;
     }
