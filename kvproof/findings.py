@@ -99,13 +99,24 @@ def check(record: Record) -> None:
 
 
 def known_for(records: Iterable[Record], release: str) -> Known:
-    """The records that apply to ``release``; where it is not known (a checkout), all of them do.
+    """The records that apply to ``release``; where it is not known (a checkout that was not built), those of the newest
+    release that any of them names: an old fault that is back there is none that is known.
 
     None does to the abstract machine and the reference engine: what breaks there is mended, not recorded.
     """
     if release in (SPECIFICATION, REFERENCE):
         return Known(())
+    records = tuple(records)
+    release = release or _newest(records)
     return Known(tuple(record for record in records if not release or _covers(record, release)))
+
+
+def _newest(records: Iterable[Record]) -> str:
+    """The newest release that one of them names by itself; empty where they name ranges only."""
+    from packaging.version import Version
+
+    clauses = [clause for record in records for one in _ranges(record) for clause in one if clause.operator == "=="]
+    return max((clause.version for clause in clauses if "*" not in clause.version), key=Version, default="")
 
 
 def _covers(record: Record, release: str) -> bool:

@@ -25,6 +25,7 @@ from kvproof import campaigns, engines, recorded, scenario_file, subjects
 from kvproof.campaign_files import code_of
 from kvproof.recorded import KnownFinding
 from kvproof.report import Outcome, Row
+from kvproof.severity import severity
 from kvproof.spec.finding import Finding
 from kvproof.spec.scenario import Scenario
 from kvproof.spec.subject import Subject
@@ -253,17 +254,23 @@ def replay_command(file: str, subject: str) -> str:
 
 
 def rows(record: FuzzRecord, *, show_known: bool = False) -> list[Row]:
-    """The record as rows: one per invariant of the catalogue, then one per finding: new, gone, known.
+    """The record as rows: one per invariant of the catalogue, then one per finding: new, earlier, gone, known, and of
+    each the worst first.
 
     ``show_known``: known findings with their whole reasoning and their scenario.
     """
+    new = [
+        *(_new_row(found, record.subject) for found in record.findings),
+        *(row for known in [*record.known, *record.earlier] for row in _besides_rows(known, record.subject)),
+    ]
     told = [
         *_invariant_rows(record),
-        *(_new_row(found, record.subject) for found in record.findings),
-        *(row for known in record.known for row in _besides_rows(known, record.subject)),
-        *(row for known in record.earlier for row in _besides_rows(known, record.subject)),
-        *(_earlier_row(one, record.subject) for one in record.earlier),
-        *(_known_row(known, record, show_known) for known in sorted(record.known, key=lambda known: not known.gone)),
+        *sorted(new, key=lambda row: severity(row.id.partition(" ")[0])),
+        *(_earlier_row(one, record.subject) for one in sorted(record.earlier, key=lambda one: severity(one.invariant))),
+        *(
+            _known_row(known, record, show_known)
+            for known in sorted(record.known, key=lambda known: (not known.gone, severity(known.invariant)))
+        ),
         *(Row("run", "fuzz", "error", "error", error) for error in record.errors),
         *([_totals_row(record.totals)] if record.totals is not None else []),
     ]

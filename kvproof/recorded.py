@@ -59,9 +59,11 @@ class KnownFinding(msgspec.Struct, frozen=True):
 
 def records_for(folder: Path | None, release: str) -> list[KnownFinding]:
     """The records that apply to ``release``, with the files that they are in. Raises as :func:`findings.load` does."""
+    records = findings.load(folder)
+    apply = findings.known_for(records, release).records
     told = []
-    for file, record in zip(_files(folder), findings.load(folder), strict=True):
-        if findings.known_for([record], release).records:
+    for file, record in zip(_files(folder), records, strict=True):
+        if record in apply:
             fields = {name: getattr(record, name) for name in _SHARED}
             told.append(KnownFinding(**fields, file=file))
     return told

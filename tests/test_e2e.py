@@ -47,6 +47,12 @@ def test_without_a_vllm_the_bench_says_what_is_missing(bench: Path) -> None:
     assert "has no vllm" in done.stdout
 
 
+def test_the_stored_explanations_are_in_the_words_of_today() -> None:
+    lines = (BENCH.parent / "results" / "misses.txt").read_text(encoding="utf-8").splitlines()
+    said = [line.partition(": ")[2].partition(": ")[2] for line in lines if line.startswith("    kvproof: ")]
+    assert said == [shape.says for shape in SHAPES]
+
+
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.release

@@ -10,6 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
+
+from kvproof.invariants.catalogue import CATALOGUE
+from kvproof.severity import HARMS, harm, severity
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("spec", "invariants", "models", "impl", "kvproof")
@@ -132,3 +136,14 @@ def test_every_record_is_in_the_list_of_findings_as_it_is() -> None:
         named = record["releases"] if isinstance(record["releases"], list) else [record["releases"]]
         assert releases.startswith(named[0]), name
         assert releases.endswith(named[-1]), name
+    order = [
+        (severity(invariant), [-n for n in Version(releases.split()[-1]).release])
+        for invariant, _, releases, *_ in rows.values()
+    ]
+    assert order == sorted(order), "the worst first (kvproof/severity.py), and of that the newest release"
+
+
+def test_every_invariant_has_a_harm() -> None:
+    assert {invariant.id for invariant in CATALOGUE if not harm(invariant.id)} == set()
+    assert harm("NOBODY.knows") == ""
+    assert {severity(invariant.id) for invariant in CATALOGUE} == set(range(len(HARMS)))

@@ -94,6 +94,9 @@ def test_is_whole_in_itself(page: str) -> None:
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     assert "://" not in page
     assert "default-src 'none'" in page
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) > 8
+    assert sorted(ids) == sorted(set(ids))
 
 
 def test_what_it_shows_can_not_end_its_script() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproof import cli, findings, scenario_file
+from kvproof import cli, findings, recorded, scenario_file
 from kvproof.spec.config import Config, Group
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.scenario import Action, Scenario
@@ -51,6 +51,17 @@ def test_a_kept_file_becomes_a_record_that_runs_know(
     assert again.scenario == SCENARIO
     assert again.finding is not None
     assert again.finding.violation().where == FINDING.violation.where
+
+
+def test_a_checkout_that_names_no_release_is_held_to_what_is_known_of_the_newest(kept: Path, tmp_path: Path) -> None:
+    """Else a fault that was mended long ago, and is back, would be listed as known and fail nobody's run."""
+    for name, releases in {"old": ("0.26.0",), "new": ("0.9.0", "0.33.0"), "range": ("0.4.*",)}.items():
+        out = tmp_path / "known" / f"{name}.json"
+        assert _record(kept, "-o", out, *(part for one in releases for part in ("--release", one))) == 0
+    told = recorded.records_for(tmp_path / "known", "")
+    assert [Path(one.file).name for one in told] == ["new.json"]
+    ranges = [record for record in findings.load(tmp_path / "known") if record.releases == ["0.4.*"]]
+    assert findings.known_for(ranges, "").identities, "nothing says which of these is the newest"
 
 
 def test_what_is_said_of_it_is_in_the_record(kept: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvproof.impl.vllm.fetch import release_tree
 from kvproof.spec.config import Config, Group
 from kvproof.spec.scenario import Action, Scenario
 
@@ -112,3 +113,16 @@ def test_what_a_request_had_computed_itself_counted_as_cached_until_025(release:
     assert (("EVENT.counters", "prompt-cached-beyond-first-hit") in found.broken) is counted
     assert "r2 resumes at 8 local tokens" in found.text
     assert found.judged["EVENT.counters"] > 1
+
+
+def test_a_checkout_that_was_not_built_is_driven_as_the_newest_release(tmp_path: Path) -> None:
+    """It calls itself "dev", which is no version: taken for the oldest, it would not be given checkpoints at all."""
+    (tmp_path / "vllm").mkdir()
+    for part in (release_tree(NEWEST) / "vllm").iterdir():
+        if part.name != "_version.py":
+            (tmp_path / "vllm" / part.name).symlink_to(part)
+    scenario = Path(__file__).parent.parent / "findings" / "slot-key-content-full-key-stale.json"
+    command = [sys.executable, "-P", "-m", "kvproof", "replay", str(scenario), "--on", f"vllm@{tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "! SLOT.key-content (full-key-stale)" in done.stdout

@@ -199,7 +199,7 @@ class Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.hrefs: list[str] = []
-        self.ids: set[str] = set()
+        self.ids: list[str] = []
         self.outside: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -209,7 +209,7 @@ class Links(HTMLParser):
         elif given.get("src") or (tag == "link" and not (given.get("href") or "").startswith(("data:", "style.css"))):
             self.outside.append(tag)
         if given.get("id"):
-            self.ids.add(str(given["id"]))
+            self.ids.append(str(given["id"]))
 
 
 def test_no_link_leads_nowhere_and_nothing_is_loaded(made: Path) -> None:
@@ -219,6 +219,7 @@ def test_no_link_leads_nowhere_and_nothing_is_loaded(made: Path) -> None:
         read[file.name].feed(file.read_text(encoding="utf-8"))
     for name, page in read.items():
         assert not page.outside
+        assert sorted(page.ids) == sorted(set(page.ids)), f"a name stands twice in {name}"
         for href in page.hrefs:
             if href.startswith("https://"):
                 continue

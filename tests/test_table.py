@@ -19,6 +19,8 @@ from kvproof.models.smt import CLAIMS, ClaimResult, prove_claim
 from kvproof.models.smt.claim import Unknowns
 from kvproof.recorded import KnownFinding
 from kvproof.report import Report, Row
+from kvproof.spec.config import Config, Group
+from kvproof.spec.scenario import Action, Scenario
 
 NAMES = ("HIT.cut-is-total", "HIT.cut-is-total/before-51468", "RADIX.sum")
 
@@ -197,6 +199,26 @@ def test_a_known_finding_is_listed_whether_it_was_seen_or_not(
     assert report.exit_code == 0
     assert ("gone=1" in out) == ("gone" in says)
     assert "Much more" in shown(made_report(made_record(known=[known(**changes)]), show_known=True), capsys)
+
+
+def test_the_worst_of_a_kind_is_told_first() -> None:
+    scenario = Scenario(Config((Group("full", 4),), 20, 4, 8), (Action("step"),)).to_dict()
+    mild, dead, wrong = "REUSE.resend", "FLOW.no-crash", "SLOT.key-content"
+    new = [
+        fuzzing.NewFinding({"invariant": one, "cause": "x", "witness": "", "action": 0, "scenario": scenario}, "")
+        for one in (mild, dead, wrong)
+    ]
+    listed = [known(invariant=one, shown=True) for one in (mild, wrong, dead)]
+    gone = [known(invariant=one, shown=False) for one in (mild, wrong)]
+    besides = [known(invariant=mild, cause="y", shown=True, besides=[("HIT.covers", "x", "")])]
+    rows = made_report(made_record(findings=new, known=[*listed, *besides, *gone], earlier=listed)).rows
+    told = [(row.verdict.partition(":")[0], row.id.partition(" ")[0]) for row in rows if row.kind == "finding"]
+    assert told == [
+        *(("new", one) for one in (wrong, "HIT.covers", dead, mild)),
+        *(("earlier", one) for one in (wrong, dead, mild)),
+        *(("gone", one) for one in (wrong, mild)),
+        *(("known", one) for one in (wrong, dead, mild, mild)),
+    ]
 
 
 def test_known_findings_are_folded_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,13 +133,14 @@ class Release:
 
 
 def _version() -> tuple[int, ...]:
-    """The version of the imported tree: its own statement, or the metadata folder beside it."""
+    """The version of the imported tree: its own statement, or the metadata folder beside it, or else the newest."""
     vllm = load("vllm")
     text = str(getattr(vllm, "__version__", ""))
     if not re.match(r"\d+\.\d+", text) or text.startswith("0.0"):
         beside = [str(Path(vllm.__file__).parent.parent)]
         text = next((d.version for d in metadata.distributions(name="vllm", path=beside)), text)
-    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
+    # A checkout that was not built calls itself "dev". It is newer than what was released sooner than older.
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3]) or NEWEST
 
 
 def _drafters_recognised(version: tuple[int, ...]) -> frozenset[str]:

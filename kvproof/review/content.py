@@ -21,6 +21,7 @@ from kvproof.review.digests import closure
 from kvproof.review.examples import Example, example
 from kvproof.review.grounds import GROUNDS, MIRRORS
 from kvproof.review.status import RELEASES, Said, Status, Word, current
+from kvproof.severity import harm
 
 REPOSITORY = "https://github.com/vllm-project/vllm"
 RULES = ("radix", "chunk", "checkpoint", "slots", "blocks", "hits", "ledger", "reuse")
@@ -49,6 +50,7 @@ class Entry:
     id: str
     statement: str
     why: str
+    harm: str
     provenance: tuple[tuple[str, str], ...]
     scope: str
     events: tuple[str, ...]
@@ -87,7 +89,18 @@ def entries(status: Status) -> list[Entry]:
     records = causes.records()
     made = [_entry(invariant, status, records) for invariant in CATALOGUE]
     for entry in made:
-        for name in ("statement", "why", "provenance", "scope", "events", "source", "mutants", "smallest", "lines"):
+        for name in (
+            "statement",
+            "why",
+            "harm",
+            "provenance",
+            "scope",
+            "events",
+            "source",
+            "mutants",
+            "smallest",
+            "lines",
+        ):
             if not getattr(entry, name):
                 raise CheckerError(f"{entry.id} has no {name}: the site would not say it")
     return made
@@ -104,6 +117,7 @@ def _entry(invariant: Invariant, status: Status, records: Sequence[Record]) -> E
         id=invariant.id,
         statement=invariant.statement,
         why=invariant.why,
+        harm=harm(invariant.id),
         provenance=tuple((text, _link(text)) for text in invariant.provenance),
         scope=invariant.scope,
         events=tuple(event.__name__ for event in invariant.events),
