@@ -89,6 +89,9 @@ MORE = (
     ("SLOT.exclusive-write", "state-write-unheld"),
     ("SLOT.key-content", "key-window-wrong"),
     ("SLOT.running-state", "running-window-wrong"),
+    ("SLOT.null-write", "state-write-to-null"),
+    ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-drafts-than-tokens"),
+    ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-tokens-than-there-are"),
     ("ADMIT.starved", "running-request-passed-over"),
     ("ADMIT.startup", "lone-request-preempts-itself"),
     ("EXT.offload-content", "chosen-full-key-stale"),
@@ -125,9 +128,7 @@ def exported() -> dict[str, str]:
         assert written, (invariant, cause)
     plain = [name for name, scenario in SCENARIOS.items() if not scenario.config.async_scheduling and name != "short"]
     files |= {f"{name}_whole": export_pytest(SCENARIOS[name], None, "vllm@here") for name in plain}
-    for number, record in enumerate(findings.load()):
-        with contextlib.suppress(ScenarioError):  # there are causes that no test sees
-            files[f"record_{number}"] = exported_record(record)
+    files |= {f"record_{number}": exported_record(record) for number, record in enumerate(findings.load())}
     return files
 
 

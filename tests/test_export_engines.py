@@ -142,6 +142,52 @@ def test_what_a_synchronous_load_did_not_bring_is_owed_and_said() -> None:
     assert "self.check_writes(keyed)" in written(SHORT_IN_FLIGHT, "SLOT.exclusive-write", "attention-write-over-key")
 
 
+def test_what_is_read_without_being_there_counts_where_its_answer_is_taken() -> None:
+    text = written(SHORT_IN_FLIGHT, "SLOT.attention-read", "attention-foreign")
+    assert "if self.requests[name].num_output_tokens > had[name]:" in text
+    assert "self.anew |= {name for name, *_, lost in loads if lost}" in text
+    assert (
+        text.index("had = {") < text.index("self.scheduler.update_from_output(") < text.index("in self.device.misread")
+    )
+    for absent in ("spoiled", "faults.append(\n", "Device(self.faults)"):
+        assert absent not in text
+    assert "misread" not in written(FLIGHT, "SLOT.attention-read", "attention-foreign")
+
+
+def test_a_token_that_never_comes_is_not_to_be_run() -> None:
+    cause = "scheduler.schedule-MalformedOutput-more-tokens-than-there-are"
+    text = written(SHORT_IN_FLIGHT, "FLOW.no-crash", cause)
+    assert "if end > known and rows[name][1] == current:" in text
+    assert "self.anew |= {name for name, *_, lost in loads if lost}" in text
+    assert "class Device" not in text
+    drafted = replace(SHORT_IN_FLIGHT, config=replace(SHORT_IN_FLIGHT.config, speculative=2))
+    assert "if end - count > known and rows[name][1] == current:" in written(drafted, "FLOW.no-crash", cause)
+    assert "anew" not in written(FLIGHT, "FLOW.no-crash", cause)
+
+
+def test_a_write_to_the_null_block_is_looked_for_in_the_groups_that_its_cause_names() -> None:
+    state = written(UNITS, "SLOT.null-write", "state-write-to-null")
+    assert "if 0 in table[column : column + 1]:" in state
+    assert "ATTENTION" not in state
+    assert "if 0 in table[column : column + 1 + len(drafts)]:" in written(
+        EAGLE, "SLOT.null-write", "state-write-to-null"
+    )
+    attention = written(UNITS, "SLOT.null-write", "attention-write-to-null")
+    assert "goes to the null block" in attention
+    assert "RECURRENT" not in attention
+
+
+def test_a_release_that_can_not_have_the_configuration_is_not_held_to_what_it_promises() -> None:
+    promised: dict[str, str | int] = {"request": "b", "base": "a", "promised": 16}
+    asked = 'if not hasattr(kv, "is_mamba_prefill_checkpoint_valid"):'
+    assert asked in written(LONG, "REUSE.resend", "lookup-passes-over-with-store", **promised)
+    assert asked not in written(TAIL, "REUSE.resend", "lookup-passes-over-with-store", **promised)
+    wide = replace(TAIL, config=replace(TAIL.config, step_tokens=32))
+    refused = "this release refuses the configuration"
+    assert refused in written(wide, "REUSE.resend", "lookup-passes-over-with-store", **promised)
+    assert refused not in written(TAIL, "REUSE.resend", "lookup-passes-over-with-store", **promised)
+
+
 def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_known() -> None:
     promised: dict[str, str | int] = {"request": "b", "base": "a", "promised": 16}
     plain = written(TAIL, "REUSE.resend", "tail-state-not-kept-with-store", **promised)
@@ -172,6 +218,7 @@ def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_kno
         (HOST, "ADMIT.stall", "", "does not tell waiting for host memory from standing still"),
         (SHORT, "SLOT.exclusive-write", "state-write-over-key", "has no group of the kind that it is about"),
         (SHORT, "SLOT.attention-read", "", "looks at keys and writes alone"),
+        (SHORT, "FLOW.no-crash", "MalformedOutput-more-tokens-than-there-are", "without steps in flight"),
         (EAGLE, "SLOT.key-content", "key-window-wrong", "does not follow convolution windows through drafts"),
         (EAGLE, "REUSE.resend", "lookup-passes-over", "does not say which request was promised how many tokens"),
         (EAGLE, "TAIL.hold-newest", "", "no test is written for TAIL.hold-newest"),

@@ -18,6 +18,7 @@ Check = Literal[
     "startup",
     "preemptions",
     "malformed",
+    "ahead",
     "bound",
     "refused",
     "exact",
@@ -92,7 +93,9 @@ CONTENT: frozenset[Check] = frozenset({"keys", "reads", "null-writes", "writes",
 WHOLE: frozenset[Check] = frozenset({"copied", "chosen", "handed"})
 """Those whose oracle follows every group: what another group writes into a block spoils it."""
 
-OVERLAPPED: frozenset[Check] = frozenset({"crash", "keys", "reads", "writes", "chosen", "handed", "preemptions"})
+OVERLAPPED: frozenset[Check] = frozenset(
+    {"crash", "ahead", "keys", "reads", "writes", "chosen", "handed", "preemptions"}
+)
 """Checks that a test makes with a step in flight."""
 
 
@@ -104,7 +107,8 @@ def choose(violation: Violation | None) -> Check:
     if check is None:
         raise refusal(f"no test is written for {violation.invariant}")
     if "MalformedOutput" in violation.cause:
-        check = "malformed"  # the release itself does not raise: its worker would, which is not there
+        # The release itself does not raise: its worker would, which is not there.
+        check = "ahead" if violation.cause.endswith("more-tokens-than-there-are") else "malformed"
     if violation.invariant == "EXT.offload-content":
         check = MOMENTS.get(violation.cause.partition("-")[0], check)
     if check == "events" and violation.cause.startswith("offloaded-"):
@@ -124,7 +128,7 @@ def _blind(check: Check, violation: Violation) -> str:
     """Why the check can't see this cause; nothing where it can."""
     cause = violation.cause
     seen = {
-        "null-writes": ("attention-write-to-null",),
+        "null-writes": ("attention-write-to-null", "state-write-to-null"),
         "removals": ("removed-while-carried",),
         "offloaded-events": ("-block-size-of-another-group",),
         "events": ("tokens-of-other-blocks",),

@@ -170,7 +170,10 @@ def _parts(plan: Plan, config: Config) -> dict[str, Any]:
         "loads": loads,
         "tables": loads and (plan.content or plan.check == "rests" or lost),
         "lost": lost,
-        "spoils": lost and plan.content,
+        # Where reads are judged, it is by whether anything is made of them; where only tables are, nothing is spoiled.
+        "spoils": lost and plan.content and plan.check not in ("reads", "null-writes"),
+        "judges_answers": lost and plan.reads,
+        "anew": lost and config.async_scheduling and plan.check in ("reads", "ahead"),
         "owed": lost and plan.check == "keys",
         "under_way": _under_way(config),
     }
