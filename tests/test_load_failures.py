@@ -102,6 +102,20 @@ PLAYS["an answer in flight, fails"] = in_flight(5, 4, load_failure="fail")
 PLAYS["nothing in flight"] = in_flight(5, 1)
 
 
+HANDED_ON = Scenario(
+    Config(
+        groups=(Group("full", 4), Group("window", 2, window=1), Group("mamba", 16)),
+        num_blocks=15, hash_unit=2, step_tokens=14, connector="sync",
+    ),
+    (
+        Action("submit", "r1", length=16, max_tokens=2),
+        Action("submit", "r2", length=17, max_tokens=1, external=16, missing=1),
+        Action("step", times=3),
+    ),
+)  # fmt: skip
+"""r2 loads into a block that r1's window has left behind. The worker's table of r1 still names it."""
+
+
 def seen(release: str, name: str) -> Seen:
     return play(release, PLAYS)[name]
 
@@ -149,6 +163,14 @@ def test_who_shares_what_a_load_failed_to_bring_runs_again(release: str) -> None
     shows_nothing(found)
     assert found.text.count("r4 [8, 9)") == 2, found.text
     assert found.judged["SLOT.attention-read"]
+
+
+def test_who_has_left_a_block_behind_does_not_read_what_others_load_into_it() -> None:
+    found = play("0.30.0", {"it": HANDED_ON})["it"]
+    assert "brought 15 of 16 tokens" in found.text, found.text
+    assert "r1 [14, 16)" in found.text, found.text
+    assert not found.ids() & {"SLOT.running-state", "SLOT.attention-read"}, found.text
+    assert found.judged["SLOT.running-state"]
 
 
 def test_a_store_is_not_handed_what_it_failed_to_load_as_a_promise() -> None:

@@ -5,7 +5,7 @@ A table is replaced where a request is admitted, and grows at its end else; both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,10 +191,19 @@ def spoil(rows: Sequence[Row], loads: Sequence[Load], config: Config, void: Mapp
     """
     lost = {block for load in loads if load.lost for block in load.targets(config, load.received)}
     for row in rows:
-        before = (
-            table[: -(-row.start // group.block_size)]
-            for table, group in zip(row.worker.tables, config.groups, strict=True)
-        )
-        row.failed = row.spoiled = bool(lost) and any(not lost.isdisjoint(blocks) for blocks in before)
+        row.failed = row.spoiled = bool(lost) and not lost.isdisjoint(_read_by(row, config))
         if row.worker.name in void:
             row.spoiled = row.failed or void[row.worker.name] or not row.samples
+
+
+def _read_by(row: Row, config: Config) -> Iterator[int]:
+    """The blocks that a row reads. A worker's table goes on naming those that attention or the state has left behind,
+    which may be somebody else's by now."""
+    if not row.start:
+        return
+    for table, group in zip(row.worker.tables, config.groups, strict=True):
+        first, last = group.first_read(row.start) // group.block_size, -(-row.start // group.block_size)
+        if group.kind == "mamba":
+            first = row.worker.state_column if row.worker.state_column is not None else last - 1
+            last = first + row.worker.accepted
+        yield from table[first:last]
