@@ -180,7 +180,8 @@ class Scenario:
         """The scenario that :meth:`to_dict` wrote. The caller has validated shapes and the version."""
         raw = dict(data["config"])
         raw["groups"] = tuple(Group(**group) for group in raw["groups"])
-        actions = tuple(Action(**{**a, "accept": tuple(a.get("accept", ()))}) for a in data["actions"])
+        lists = ("accept", "images")
+        actions = tuple(Action(**{**a, **{name: tuple(a.get(name, ())) for name in lists}}) for a in data["actions"])
         return cls(Config(**raw), actions, data.get("note", ""))
 
 

@@ -101,11 +101,13 @@ class Store:
         del self.asked_before[request]
         return False
 
-    def keeps(self, request: str, tables: Sequence[Sequence[int]]) -> bool:
-        """Whether the blocks of a request that has ended are still to be sent. Not while they are being loaded."""
-        if not self.config.send_steps or request in self.flying or not any(tables):
+    def keeps(self, request: Any, tables: Sequence[Sequence[int]]) -> bool:
+        """Whether the blocks of a request that has ended are still to be sent. Not while they are being loaded, and not
+        of one that failed: nobody waits for it."""
+        name, failed = request.request_id, request.status.name == "FINISHED_ERROR"
+        if not self.config.send_steps or failed or name in self.flying or not any(tables):
             return False
-        self.sending[request] = self.config.send_steps
+        self.sending[name] = self.config.send_steps
         return True
 
     def sent(self) -> frozenset[str]:
@@ -191,10 +193,10 @@ def make_connector_class(store: Store) -> type:
             return KVConnectorMetadata()
 
         def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-            return store.keeps(request.request_id, (block_ids,)), None
+            return store.keeps(request, (block_ids,)), None
 
         def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, None]:
-            return store.keeps(request.request_id, block_ids), None
+            return store.keeps(request, block_ids), None
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None: ...
         def wait_for_layer_load(self, layer_name: str) -> None: ...
