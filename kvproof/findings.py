@@ -99,15 +99,17 @@ def check(record: Record) -> None:
 
 
 def known_for(records: Iterable[Record], release: str) -> Known:
-    """The records that apply to ``release``; where it is not known (a checkout that was not built), those of the newest
-    release that any of them names: an old fault that is back there is none that is known.
+    """The records that apply to ``release``. To a checkout that was not built (empty), or was built after the newest
+    release that any of them names (``0.33.1.dev5``), those of that release: an old fault that is back there is none that
+    is known.
 
     None does to the abstract machine and the reference engine: what breaks there is mended, not recorded.
     """
     if release in (SPECIFICATION, REFERENCE):
         return Known(())
     records = tuple(records)
-    release = release or _newest(records)
+    newest = _newest(records)
+    release = newest if not release or _built_after(release, newest) else release
     return Known(tuple(record for record in records if not release or _covers(record, release)))
 
 
@@ -117,6 +119,17 @@ def _newest(records: Iterable[Record]) -> str:
 
     clauses = [clause for record in records for one in _ranges(record) for clause in one if clause.operator == "=="]
     return max((clause.version for clause in clauses if "*" not in clause.version), key=Version, default="")
+
+
+def _built_after(release: str, newest: str) -> bool:
+    """Whether ``release`` is a build on the way to the one after ``newest``."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        version = Version(release)
+        return version.is_prerelease and version > Version(newest)
+    except InvalidVersion:
+        return False
 
 
 def _covers(record: Record, release: str) -> bool:

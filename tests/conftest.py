@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,29 +16,17 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+import insiders
+
+sys.path.pop(0)
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _tree(version: str) -> Path:
-    """The release's sources: ``$KVPROOF_RELEASES/<version>`` where that is set, else fetched and cached."""
-    folder = os.environ.get("KVPROOF_RELEASES")
-    if folder:
-        return Path(folder, version)
-    from kvproof.impl.vllm.fetch import release_tree
-
-    return release_tree(version)
 
 
 @functools.cache
 def _answer(version: str, program: Path, arguments: tuple[str, ...]) -> Any:
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(
-        [sys.executable, program, *arguments],
-        env={**os.environ, **quiet, "PYTHONPATH": str(_tree(version))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = insiders.run(version, program, *arguments)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,12 @@ from typing import Any
 import pytest
 
 from kvproof import engines, findings, scenario_file
-from kvproof.impl.vllm.fetch import release_tree
 from kvproof.spec.tracer import State
+
+sys.path.insert(0, str(Path(__file__).parent))
+import insiders
+
+sys.path.pop(0)
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "findings"
@@ -23,10 +25,7 @@ RECORDS = HERE.parent / "findings"
 
 def run(version: str, *arguments: str, **environment: str) -> Any:
     """One play in a process of its own."""
-    settings = {**os.environ, "PYTHONPATH": str(release_tree(version)), "VLLM_LOGGING_LEVEL": "ERROR", **environment}
-    done = subprocess.run(
-        [sys.executable, "-P", HERE / "live_plays.py", *arguments], env=settings, capture_output=True, text=True
-    )
+    done = insiders.run(version, HERE / "live_plays.py", *arguments, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
@@ -86,11 +85,7 @@ def _replays(found: Any, version: str, folder: Path) -> None:
     path = folder / "told.json"
     path.write_text(json.dumps(found["scenario"]), encoding="utf-8")
     scenario_file.load(path)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kvproof", "replay", str(path), "--on", f"vllm=={version}"],
-        capture_output=True,
-        text=True,
-    )
+    done = insiders.run(version, HERE / "kvproof_program.py", "replay", str(path), "--on", f"vllm=={version}")
     assert done.returncode == 1, done.stdout + done.stderr
     assert found["identity"][0] in done.stdout
     assert found["identity"][1] in done.stdout

@@ -53,13 +53,15 @@ def test_a_kept_file_becomes_a_record_that_runs_know(
     assert again.finding.violation().where == FINDING.violation.where
 
 
-def test_a_checkout_that_names_no_release_is_held_to_what_is_known_of_the_newest(kept: Path, tmp_path: Path) -> None:
+def test_a_checkout_between_releases_is_held_to_what_is_known_of_the_newest(kept: Path, tmp_path: Path) -> None:
     """Else a fault that was mended long ago, and is back, would be listed as known and fail nobody's run."""
     for name, releases in {"old": ("0.26.0",), "new": ("0.9.0", "0.33.0"), "range": ("0.4.*",)}.items():
         out = tmp_path / "known" / f"{name}.json"
         assert _record(kept, "-o", out, *(part for one in releases for part in ("--release", one))) == 0
-    told = recorded.records_for(tmp_path / "known", "")
-    assert [Path(one.file).name for one in told] == ["new.json"]
+    for checkout in ("", "0.33.1.dev5+g0a1b2c3", "0.34.0rc1"):
+        told = recorded.records_for(tmp_path / "known", checkout)
+        assert [Path(one.file).name for one in told] == ["new.json"], checkout
+    assert recorded.records_for(tmp_path / "known", "0.34.0") == [], "a new release is looked at anew"
     ranges = [record for record in findings.load(tmp_path / "known") if record.releases == ["0.4.*"]]
     assert findings.known_for(ranges, "").identities, "nothing says which of these is the newest"
 

@@ -18,6 +18,11 @@ import pytest
 from kvproof import findings, subjects
 from kvproof.review.status import RELEASES
 
+sys.path.insert(0, str(Path(__file__).parent))
+import insiders
+
+sys.path.pop(0)
+
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 RECORDS = findings.load()
@@ -55,7 +60,8 @@ print(json.dumps(shown))
 def shown_on(release: str, cache: dict[str, list[set[tuple[str, str]]]] = {}) -> list[set[tuple[str, str]]]:  # noqa: B006
     """Per record, the identities that its scenario shows on ``release``."""
     if release not in cache:
-        done = subprocess.run([sys.executable, "-c", REPLAY, release], check=True, capture_output=True, text=True)
+        done = insiders.run(release, REPLAY, release)
+        assert done.returncode == 0, done.stderr[-3000:]
         cache[release] = [{(i, c) for i, c in found} for found in json.loads(done.stdout.splitlines()[-1])]
     return cache[release]
 

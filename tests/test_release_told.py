@@ -16,6 +16,7 @@ from kvproof.spec.config import Config, Group
 from kvproof.spec.scenario import Action, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
+import insiders
 from releaseplays import play
 
 sys.path.pop(0)
@@ -30,7 +31,8 @@ OLD = ("REF.null-count", "null-count-negative")
 
 @functools.cache
 def told(release: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(PROGRAM), release], check=True, capture_output=True, text=True)
+    done = insiders.run(release, PROGRAM, release)
+    assert done.returncode == 0, done.stderr[-3000:]
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answers
 

@@ -7,14 +7,19 @@ it where that is another.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvproof.spec.config import Config, Group
 from kvproof.spec.scenario import Action, Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+import insiders
+
+sys.path.pop(0)
 
 pytestmark = [pytest.mark.release, pytest.mark.slow]
 
@@ -114,8 +119,8 @@ def shown_on(release: str, cache: dict[str, Shown] = {}) -> Shown:  # noqa: B006
     """What each scenario shows on ``release``: the REUSE violations, and which rules were judged."""
     if release not in cache:
         scenarios = json.dumps({name: fault[0].to_dict() for name, fault in (*FAULTS.items(), *OPEN.items())})
-        command = [sys.executable, "-c", REPLAY, release]
-        done = subprocess.run(command, input=scenarios, check=True, capture_output=True, text=True)
+        done = insiders.run(release, REPLAY, release, given=scenarios)
+        assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])
         cache[release] = {
             name: ({(i, c) for i, c in identities if i.startswith("REUSE.")}, set(judged))

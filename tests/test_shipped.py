@@ -25,6 +25,7 @@ from kvproof.models.smt.shipped.terms import Unmodelled
 from kvproof.spec.radix import Position, Radix
 
 sys.path.insert(0, str(Path(__file__).parent))
+import insiders
 import shipped_toys as toys
 
 sys.path.pop(0)
@@ -336,7 +337,7 @@ REST = ("MAMBA.estimate-exact/plain", "ATTENTION.estimate-exact/full", "ATTENTIO
 
 def verdicts(release: str, *claims: str) -> dict[str, Any]:
     asked = " ".join(claims)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, release, asked], check=False, capture_output=True, text=True)
+    done = insiders.run(release, PROGRAM, release, asked)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

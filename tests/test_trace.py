@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,12 +13,16 @@ from typing import Any
 
 import pytest
 
-from kvproof.impl.vllm.fetch import release_tree
 from kvproof.impl.vllm.live.sequences import FRESH, Sequences
 from kvproof.impl.vllm.live.tracefile import TraceFile
 from kvproof.trace.checking import check
 from kvproof.trace.reader import arrange
 from kvproof.trace.rebuilding import Result
+
+sys.path.insert(0, str(Path(__file__).parent))
+import insiders
+
+sys.path.pop(0)
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "findings"
@@ -28,15 +31,15 @@ HEALTHY = "0.33.0"
 
 def play(version: str, *arguments: str) -> Any:
     """One play in a process of its own."""
-    settings = {**os.environ, "PYTHONPATH": str(release_tree(version)), "VLLM_LOGGING_LEVEL": "ERROR", "KVPROOF": ""}
-    done = subprocess.run(
-        [sys.executable, "-P", HERE / "trace_plays.py", *arguments], env=settings, capture_output=True, text=True
-    )
+    done = insiders.run(version, HERE / "trace_plays.py", *arguments, KVPROOF="")
     assert done.returncode == 0, done.stderr[-2000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
 
-def kvproof(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def kvproof(*arguments: str | Path, on: str = "") -> subprocess.CompletedProcess[str]:
+    """The command; ``on`` a release it is told to, where that has been imported."""
+    if on:
+        return insiders.run(on, HERE / "kvproof_program.py", *map(str, arguments), "--on", f"vllm=={on}")
     return subprocess.run([sys.executable, "-P", "-m", "kvproof", *map(str, arguments)], capture_output=True, text=True)
 
 
@@ -113,10 +116,10 @@ def test_a_trace_shows_what_the_assertions_of_the_same_engine_show(version: str,
 
     out = tmp_path / "cut.json"
     number = next(n for n, found in enumerate(result.found, 1) if found.violation.cause == cause)
-    done = kvproof("trace", "cut", trace, "--finding", str(number), "--out", out, "--on", f"vllm=={version}")
+    done = kvproof("trace", "cut", trace, "--finding", str(number), "--out", out, on=version)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"reproduced on vllm=={version}" in done.stdout
-    again = kvproof("replay", out, "--on", f"vllm=={version}")
+    again = kvproof("replay", out, on=version)
     assert again.returncode == 1
     assert cause in again.stdout
 
@@ -380,7 +383,7 @@ def test_a_scenario_of_a_trace_says_where_it_begins(plain: dict[str, Path], tmp_
     actions = json.loads(out.read_text(encoding="utf-8"))["actions"]
     assert [a["request"] for a in actions if a["kind"] == "submit"] == ["r1", "r2"]
     assert actions[2] == {"kind": "submit", "request": "r2", "base": "r1", "shared": 40, "length": 97, "max_tokens": 20}
-    done = kvproof("trace", "cut", file, "--finding", "1", "--out", out, "--on", f"vllm=={HEALTHY}")
+    done = kvproof("trace", "cut", file, "--finding", "1", "--out", out, on=HEALTHY)
     assert done.returncode == 3
     assert f"not reproduced on vllm=={HEALTHY}" in done.stdout
 
