@@ -94,6 +94,8 @@ MORE = (
     ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-tokens-than-there-are"),
     ("ADMIT.starved", "running-request-passed-over"),
     ("ADMIT.startup", "lone-request-preempts-itself"),
+    ("SLOT.exclusive-write", "attention-write-shared"),
+    ("HIT.limit", "store-read-for-unread"),
     ("EXT.offload-content", "chosen-full-key-stale"),
     ("EXT.offload-content", "offered-full-key-stale"),
     ("EXT.offload-offers", "offers-attention-it-lacks"),
@@ -275,7 +277,7 @@ def test_a_reference_is_that_of_the_release() -> None:
     stale = broken("SLOT.key-content", "full-key-stale", group=1)
     assert "See PR 51113." in documentation(export_pytest(EAGLE, stale, "vllm==0.26.0"))
     assert "51113" not in documentation(export_pytest(EAGLE, stale, "vllm==0.33.0"))
-    unknown = broken("SLOT.key-content", "partial-key-stale", group=1)
+    unknown = broken("SLOT.key-content", "partial-key-foreign", group=1)
     assert "not surely of this fault" in documentation(export_pytest(EAGLE, unknown, "vllm==0.28.0"))
 
 
