@@ -220,7 +220,8 @@ def test_a_long_call_is_laid_out_as_ruff_does() -> None:
     name = "a-request-whose-name-is-rather-long"
     long = replace(SHORT, actions=(first, replace(first, request=name, base="a", shared=8), *rest))
     text = written(long, "SLOT.key-content", "attention-key-missing")
-    assert f"""        engine.submit(
+    assert (
+        f"""        engine.submit(
             "{name}",
             length=14,
             max_tokens=3,
@@ -229,11 +230,16 @@ def test_a_long_call_is_laid_out_as_ruff_does() -> None:
             external=8,
             missing=1,
         )
-""" in text
-    assert """    def submit(
+"""
+        in text
+    )
+    assert (
+        """    def submit(
         self, name, length, max_tokens, base=None, shared=0, external=0, missing=0
     ):
-""" in text
+"""
+        in text
+    )
 
 
 def test_outputs_are_stored_where_the_scenario_s_store_does() -> None:
