@@ -154,6 +154,45 @@ def test_what_is_read_without_being_there_counts_where_its_answer_is_taken() -> 
     assert "misread" not in written(FLIGHT, "SLOT.attention-read", "attention-foreign")
 
 
+def test_a_state_that_comes_of_one_that_never_came_is_worth_nothing() -> None:
+    config = replace(SHORT_IN_FLIGHT.config, groups=(Group("full", 4), Group("mamba", 4)))
+    text = written(replace(SHORT_IN_FLIGHT, config=config), "SLOT.running-state", "running-state-missing")
+    spoilt = text.index("if name in self.misread:")
+    assert text.index("self.misread.clear()") < text.index("self.read_state(name,") < spoilt
+    assert spoilt < text.index("tokens = [None] * len(tokens)") < text.index("self.put(table,")
+    assert "its answer is taken" in text
+    assert "tokens = [None]" not in written(FLIGHT, "SLOT.running-state", "running-state-missing")
+
+
+def test_what_a_load_did_not_bring_does_not_count() -> None:
+    text = written(SHORT, "EXT.counts-what-came", "counts-what-never-came")
+    assert "if lost and counted > max(start, end - lost):" in text
+    assert text.index("self.scheduler.update_from_output(") < text.index("self.check_counts(loads)")
+    states = replace(SHORT, config=replace(SHORT.config, groups=(Group("full", 4), Group("mamba", 4))))
+    assert "if lost and counted > start:" in written(states, "EXT.counts-what-came", "counts-what-never-came")
+
+
+def test_whoever_runs_may_be_made_to_start_over_and_the_store_be_cleared() -> None:
+    both = (*HOST.actions, Action("reset", running=True), Action("reset", running=True, store=True))
+    text = written(replace(HOST, actions=both), "FLOW.no-crash", "scheduler.reset_cache-AssertionError")
+    for line in (
+        "def reset(self, running=False, store=False):",
+        "if running and self.others_hold():",
+        "self.scheduler.reset_prefix_cache(running, store)",
+        "    engine.reset(running=True)\n",
+        "    engine.reset(running=True, store=True)\n",
+        'pytest.fail(f"Found: a reset fails with {error!r}")',
+    ):
+        assert line in text
+    store = replace(HOST, actions=(*HOST.actions, Action("reset", store=True)))
+    text = written(store, "FLOW.no-crash", "scheduler.schedule-AssertionError")
+    assert "self.scheduler.reset_prefix_cache(False, store)" in text
+    assert 'pytest.fail(f"Found: the engine died of {error!r}")' in text
+    assert "others_hold" not in text
+    flying = replace(FLIGHT, actions=(*FLIGHT.actions, Action("reset", running=True), Action("step")))
+    assert "if running and (self.flying or self.others_hold()):" in written(flying, "FLOW.no-crash", "")
+
+
 def test_a_token_that_never_comes_is_not_to_be_run() -> None:
     cause = "scheduler.schedule-MalformedOutput-more-tokens-than-there-are"
     text = written(SHORT_IN_FLIGHT, "FLOW.no-crash", cause)
@@ -309,11 +348,20 @@ def test_what_a_failed_load_leaves_is_charged_for_and_read() -> None:
         ),
         (replace(TAIL, config=replace(TAIL.config, send_steps=2)), "ADMIT.stall", "", "a test has none of send_steps"),
         (
-            replace(TAIL, actions=(*TAIL.actions, Action("reset", store=True))),
+            replace(HOST, actions=(*HOST.actions, Action("reset", store=True))),
+            "EXT.offload-serves",
+            "holds-but-offers-nothing",
+            "does not follow resets of the store",
+        ),
+        (
+            replace(TAIL, actions=(*TAIL.actions, Action("reset", running=True))),
             "ADMIT.stall",
             "",
-            "a test resets no more than the cache",
+            "does not tell requests that were made to start over from those that stand still",
         ),
+        (SHORT_IN_FLIGHT, "EXT.counts-what-came", "counts-what-never-came", "no steps in flight"),
+        (TAIL, "EXT.counts-what-came", "counts-what-never-came", "looks at synchronous loads that fall short"),
+        (SHORT, "EXT.counts-what-came", "counts-beyond-claim", "sees only what ends in counts-what-never-came"),
         (SHORT, "FLOW.no-crash", "MalformedOutput-more-tokens-than-there-are", "without steps in flight"),
         (EAGLE, "SLOT.key-content", "key-window-wrong", "does not follow convolution windows through drafts"),
         (EAGLE, "REUSE.resend", "lookup-passes-over", "does not say which request was promised how many tokens"),

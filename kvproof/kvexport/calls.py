@@ -27,6 +27,8 @@ class Uses:
     finish: bool
     abort: bool
     reset: bool
+    running: bool
+    store: bool
     preempt: bool
     evict: bool
 
@@ -43,6 +45,8 @@ def uses_of(config: Config, actions: tuple[Action, ...]) -> Uses:
         finish="finish" in kinds,
         abort="abort" in kinds,
         reset="reset" in kinds,
+        running=any(action.running for action in actions),
+        store=any(action.store for action in actions),
         preempt="preempt" in kinds,
         evict="evict" in kinds,
     )
@@ -157,4 +161,6 @@ def _arguments(config: Config, action: Action, accepts: bool, images: dict[str, 
         return [argument for argument in (times, accept) if argument]
     if action.kind == "evict":
         return [str(action.times)]
-    return [] if action.kind == "reset" else [name]
+    if action.kind == "reset":
+        return ["running=True"] * action.running + ["store=True"] * action.store
+    return [name]

@@ -33,6 +33,7 @@ Check = Literal[
     "null-writes",
     "writes",
     "rests",
+    "counts",
     "offers",
     "serves",
     "copied",
@@ -78,6 +79,7 @@ CHECKS: dict[str, Check] = {
     "EXT.offload-content": "copied",
     "EXT.offload-offers": "offers",
     "EXT.offload-serves": "serves",
+    "EXT.counts-what-came": "counts",
     "EXT.rest-wiped": "rests",
     "EVENT.stored-well-formed": "events",
     "EVENT.removed-is-gone": "removals",
@@ -137,6 +139,7 @@ def _blind(check: Check, violation: Violation) -> str:
         "events": ("tokens-of-other-blocks",),
         "cuts": ("refused",),  # any other cut goes through without a word
         "malformed": ("more-drafts-than-tokens",),
+        "counts": ("counts-what-never-came",),
         "writes": ("write-over-key", "write-unheld", "attention-write-shared"),
     }.get(check)
     if seen is not None and not cause.endswith(seen):

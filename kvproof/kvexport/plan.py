@@ -78,14 +78,18 @@ def _beyond(scenario: Scenario, check: Check, convolution: bool) -> str:
         return "a test of it does not tell waiting for host memory from standing still"
     if check == "handed" and config.connector == "none":
         return "without a connector nothing is handed over"
+    if check == "counts" and (config.connector != "sync" or not any(action.missing for action in actions)):
+        return "a test of it looks at synchronous loads that fall short"
     if check == "rests" and (config.connector != "async" or config.offers != "unit"):
         return "the rest of a block that a load fills in part is looked at where asynchronous loads end with a unit"
     usual = config.usual()
     rare = [name for name in RARE if name not in PLAYED and getattr(config, name) != getattr(usual, name)]
     if rare:
         return f"a test has none of {', '.join(rare)}"
-    if any(action.running or action.store for action in actions):
-        return "a test resets no more than the cache"
+    if check in ("copied", "chosen", "handed", "offers", "serves") and any(action.store for action in actions):
+        return "a test of it does not follow resets of the store"
+    if check in ("stall", "startup", "starved") and any(action.running for action in actions):
+        return "a test of it does not tell requests that were made to start over from those that stand still"
     if config.async_scheduling:
         if check not in OVERLAPPED:
             return "a test of it has no steps in flight (async_scheduling)"
@@ -103,12 +107,12 @@ def _beyond_loads(scenario: Scenario, check: Check, kinds: Set[GroupKind]) -> st
         return ""
     if config.connector == "sync":
         # With steps in flight the scheduler hears of it too late. Without any, what did not come may be hit by others.
-        if check == "reads" and ("mamba" not in kinds if config.async_scheduling else kinds == {"mamba"}):
+        if check == "reads" and (kinds == {"mamba"} or (config.async_scheduling and "mamba" not in kinds)):
             return ""
-        if check not in ("keys", "writes", "null-writes", "exact", "crash", "ahead"):
+        if check not in ("keys", "writes", "null-writes", "exact", "crash", "ahead", "counts"):
             return (
-                "a test of synchronous loads that fall short looks at keys, writes and charges alone, "
-                "at what attention reads with steps in flight (async_scheduling), and at states without"
+                "a test of synchronous loads that fall short looks at keys, writes, charges and counts alone, "
+                "at states, and at what attention reads with steps in flight (async_scheduling)"
             )
         return ""
     if config.async_scheduling or check != "crash" or config.load_report != "block":
