@@ -94,6 +94,8 @@ MORE = (
     ("FLOW.no-crash", "scheduler.schedule-MalformedOutput-more-tokens-than-there-are"),
     ("ADMIT.starved", "running-request-passed-over"),
     ("ADMIT.startup", "lone-request-preempts-itself"),
+    ("SLOT.exclusive-write", "attention-write-shared"),
+    ("HIT.limit", "store-read-for-unread"),
     ("EXT.offload-content", "chosen-full-key-stale"),
     ("EXT.offload-content", "offered-full-key-stale"),
     ("EXT.offload-offers", "offers-attention-it-lacks"),

@@ -11,9 +11,9 @@ import pytest
 
 from kvproof import cli, scenario_file
 from kvproof.kvexport import export_pytest
-from kvproof.spec.config import Config
+from kvproof.spec.config import Config, Group
 from kvproof.spec.finding import Finding, Violation
-from kvproof.spec.scenario import Scenario, ScenarioError
+from kvproof.spec.scenario import Action, Scenario, ScenarioError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from exportcases import EAGLE, FLIGHT, HOST, IMAGES, LONG, SHORT, SHORT_IN_FLIGHT, TAIL, UNITS
@@ -154,6 +154,45 @@ def test_what_is_read_without_being_there_counts_where_its_answer_is_taken() -> 
     assert "misread" not in written(FLIGHT, "SLOT.attention-read", "attention-foreign")
 
 
+def test_a_state_that_comes_of_one_that_never_came_is_worth_nothing() -> None:
+    config = replace(SHORT_IN_FLIGHT.config, groups=(Group("full", 4), Group("mamba", 4)))
+    text = written(replace(SHORT_IN_FLIGHT, config=config), "SLOT.running-state", "running-state-missing")
+    spoilt = text.index("if name in self.misread:")
+    assert text.index("self.misread.clear()") < text.index("self.read_state(name,") < spoilt
+    assert spoilt < text.index("tokens = [None] * len(tokens)") < text.index("self.put(table,")
+    assert "its answer is taken" in text
+    assert "tokens = [None]" not in written(FLIGHT, "SLOT.running-state", "running-state-missing")
+
+
+def test_what_a_load_did_not_bring_does_not_count() -> None:
+    text = written(SHORT, "EXT.counts-what-came", "counts-what-never-came")
+    assert "if lost and counted > max(start, end - lost):" in text
+    assert text.index("self.scheduler.update_from_output(") < text.index("self.check_counts(loads)")
+    states = replace(SHORT, config=replace(SHORT.config, groups=(Group("full", 4), Group("mamba", 4))))
+    assert "if lost and counted > start:" in written(states, "EXT.counts-what-came", "counts-what-never-came")
+
+
+def test_whoever_runs_may_be_made_to_start_over_and_the_store_be_cleared() -> None:
+    both = (*HOST.actions, Action("reset", running=True), Action("reset", running=True, store=True))
+    text = written(replace(HOST, actions=both), "FLOW.no-crash", "scheduler.reset_cache-AssertionError")
+    for line in (
+        "def reset(self, running=False, store=False):",
+        "if running and self.others_hold():",
+        "self.scheduler.reset_prefix_cache(running, store)",
+        "    engine.reset(running=True)\n",
+        "    engine.reset(running=True, store=True)\n",
+        'pytest.fail(f"Found: a reset fails with {error!r}")',
+    ):
+        assert line in text
+    store = replace(HOST, actions=(*HOST.actions, Action("reset", store=True)))
+    text = written(store, "FLOW.no-crash", "scheduler.schedule-AssertionError")
+    assert "self.scheduler.reset_prefix_cache(False, store)" in text
+    assert 'pytest.fail(f"Found: the engine died of {error!r}")' in text
+    assert "others_hold" not in text
+    flying = replace(FLIGHT, actions=(*FLIGHT.actions, Action("reset", running=True), Action("step")))
+    assert "if running and (self.flying or self.others_hold()):" in written(flying, "FLOW.no-crash", "")
+
+
 def test_a_token_that_never_comes_is_not_to_be_run() -> None:
     cause = "scheduler.schedule-MalformedOutput-more-tokens-than-there-are"
     text = written(SHORT_IN_FLIGHT, "FLOW.no-crash", cause)
@@ -202,6 +241,89 @@ def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_kno
     assert "b is preempted: while nothing of its prompt is lost" in own
 
 
+def test_a_prompt_of_which_nothing_may_be_read_is_computed() -> None:
+    first, *rest = TAIL.actions
+    unread = replace(TAIL, actions=(replace(first, unread=True), *rest))
+    text = written(unread, "HIT.limit", "store-read-for-unread")
+    assert 'engine.submit("a", length=214, max_tokens=1, unread=True)' in text
+    assert "prompt_logprobs=0 if unread else None," in text
+    assert "watch_unread(self.scheduler, self.faults)" in text
+    assert "watch_lookups" not in text
+    for other in (written(TAIL, "HIT.limit", "store-read-for-unread"), written(TAIL, "HIT.limit", "hit-beyond-limit")):
+        assert "prompt_logprobs" not in other
+    assert "watch_unread" not in other
+
+
+def test_a_long_call_is_laid_out_as_ruff_does() -> None:
+    first, *rest = SHORT.actions
+    name = "a-request-whose-name-is-rather-long"
+    long = replace(SHORT, actions=(first, replace(first, request=name, base="a", shared=8), *rest))
+    text = written(long, "SLOT.key-content", "attention-key-missing")
+    assert (
+        f"""        engine.submit(
+            "{name}",
+            length=14,
+            max_tokens=3,
+            base="a",
+            shared=8,
+            external=8,
+            missing=1,
+        )
+"""
+        in text
+    )
+    assert (
+        """    def submit(
+        self, name, length, max_tokens, base=None, shared=0, external=0, missing=0
+    ):
+"""
+        in text
+    )
+
+
+def test_outputs_are_stored_where_the_scenario_s_store_does() -> None:
+    outputs = replace(HOST, config=replace(HOST.config, offload_outputs=True))
+    assert '"offload_prompt_only": False,' in written(outputs, "EXT.offload-content", "chosen-attention-key-missing")
+    assert "offload_prompt_only" not in written(HOST, "EXT.offload-content", "chosen-attention-key-missing")
+
+
+def test_keys_that_end_with_their_block_take_a_release_that_has_others() -> None:
+    promised: dict[str, str | int] = {"request": "b", "base": "a", "promised": 16}
+    plain = replace(EAGLE, config=replace(EAGLE.config, lookahead_keys=False))
+    text = written(plain, "REUSE.resend", "lookup-passes-over", **promised)
+    assert "config.disable_lookahead_block_hashes = True" in text
+    assert "pytest.skip(" in text
+    assert "num_hash_lookahead_tokens" not in text
+    text = written(EAGLE, "REUSE.resend", "lookup-passes-over", **promised)
+    assert "num_hash_lookahead_tokens" in text
+    assert "disable_lookahead_block_hashes" not in text
+
+
+def test_a_block_is_shared_where_others_held_it_before_the_step() -> None:
+    text = written(SHORT, "SLOT.exclusive-write", "attention-write-shared")
+    assert (
+        text.index("shared = self.shared()")
+        < text.index("self.scheduler.schedule()")
+        < text.index("shared &= self.shared()")
+        < text.index("self.check_writes(shared)")
+    )
+    assert "self.held()" not in text
+
+
+def test_what_a_failed_load_leaves_is_charged_for_and_read() -> None:
+    hybrid = replace(SHORT, config=replace(SHORT.config, groups=(Group("full", 4), Group("mamba", 4))))
+    exact = written(hybrid, "ADMIT.exact", "mamba-estimate-negative-and-below-taken")
+    assert "charged < taken" in exact
+    assert "invalid_block_ids=self.scheduler.connector.failed(loads)" in exact
+    assert "the engine died of something else" in exact
+    assert "class Device" not in exact
+    state = written(hybrid, "HIT.same-step", "state-of-this-step-hit")
+    assert "self.misread[name] = (" in state
+    assert state.index("had = {") < state.index("self.scheduler.update_from_output(")
+    assert "if self.requests[name].num_output_tokens > had[name]:" in state
+    assert "self.faults.append(\n" not in state
+
+
 @pytest.mark.parametrize(
     ("scenario", "invariant", "cause", "reason"),
     [
@@ -217,7 +339,29 @@ def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_kno
         ),
         (HOST, "ADMIT.stall", "", "does not tell waiting for host memory from standing still"),
         (SHORT, "SLOT.exclusive-write", "state-write-over-key", "has no group of the kind that it is about"),
-        (SHORT, "SLOT.attention-read", "", "looks at keys and writes alone"),
+        (SHORT, "SLOT.attention-read", "", "looks at keys, writes and charges alone"),
+        (
+            FLIGHT,
+            "SLOT.exclusive-write",
+            "attention-write-shared",
+            "a test of it has no steps in flight (async_scheduling)",
+        ),
+        (replace(TAIL, config=replace(TAIL.config, send_steps=2)), "ADMIT.stall", "", "a test has none of send_steps"),
+        (
+            replace(HOST, actions=(*HOST.actions, Action("reset", store=True))),
+            "EXT.offload-serves",
+            "holds-but-offers-nothing",
+            "does not follow resets of the store",
+        ),
+        (
+            replace(TAIL, actions=(*TAIL.actions, Action("reset", running=True))),
+            "ADMIT.stall",
+            "",
+            "does not tell requests that were made to start over from those that stand still",
+        ),
+        (SHORT_IN_FLIGHT, "EXT.counts-what-came", "counts-what-never-came", "no steps in flight"),
+        (TAIL, "EXT.counts-what-came", "counts-what-never-came", "looks at synchronous loads that fall short"),
+        (SHORT, "EXT.counts-what-came", "counts-beyond-claim", "sees only what ends in counts-what-never-came"),
         (SHORT, "FLOW.no-crash", "MalformedOutput-more-tokens-than-there-are", "without steps in flight"),
         (EAGLE, "SLOT.key-content", "key-window-wrong", "does not follow convolution windows through drafts"),
         (EAGLE, "REUSE.resend", "lookup-passes-over", "does not say which request was promised how many tokens"),

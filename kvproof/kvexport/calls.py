@@ -21,11 +21,14 @@ class Uses:
     base: bool
     priority: bool
     images: bool
+    unread: bool
     missing: bool
     accept: bool
     finish: bool
     abort: bool
     reset: bool
+    running: bool
+    store: bool
     preempt: bool
     evict: bool
 
@@ -36,11 +39,14 @@ def uses_of(config: Config, actions: tuple[Action, ...]) -> Uses:
         base=any(action.base for action in actions),
         priority=config.policy == "priority" and any(action.priority for action in actions),
         images=config.image_tokens > 0 and any(action.images for action in actions),
+        unread=any(action.unread for action in actions),
         missing=config.connector in ("sync", "async") and any(action.missing for action in actions),
         accept=config.speculative > 0 and decodes(config, actions) and any(action.accept for action in actions),
         finish="finish" in kinds,
         abort="abort" in kinds,
         reset="reset" in kinds,
+        running=any(action.running for action in actions),
+        store=any(action.store for action in actions),
         preempt="preempt" in kinds,
         evict="evict" in kinds,
     )
@@ -110,11 +116,14 @@ def constants_of(config: Config, plan: Plan, marked: bool) -> list[str]:
     return lines
 
 
-def calls_of(config: Config, plan: Plan) -> list[str]:
+def calls_of(config: Config, plan: Plan, indent: int) -> list[str]:
     accepts = uses_of(config, plan.actions).accept
     images = _images(config, plan.actions)
-    calls = [_call(config, action, accepts, images) for action in plan.actions]
-    return calls + (["engine.drain()"] if plan.drain else [])
+    calls = [
+        wording.call(f"engine.{action.kind}", _arguments(config, action, accepts, images), indent=indent)
+        for action in plan.actions
+    ]
+    return calls + ([wording.call("engine.drain", [], indent=indent)] if plan.drain else [])
 
 
 def _images(config: Config, actions: tuple[Action, ...]) -> dict[str, list[int]]:
@@ -128,7 +137,7 @@ def _images(config: Config, actions: tuple[Action, ...]) -> dict[str, list[int]]
     return starts
 
 
-def _call(config: Config, action: Action, accepts: bool, images: dict[str, list[int]]) -> str:
+def _arguments(config: Config, action: Action, accepts: bool, images: dict[str, list[int]]) -> list[str]:
     name = wording.literal(action.request)
     if action.kind == "submit":
         length = _length(config, action)
@@ -143,13 +152,15 @@ def _call(config: Config, action: Action, accepts: bool, images: dict[str, list[
             arguments.append(f"priority={action.priority}")
         if images.get(action.request):
             arguments.append(f"images={images[action.request]}")
-        return f"engine.submit({', '.join(arguments)})"
+        if action.unread:
+            arguments.append("unread=True")
+        return arguments
     if action.kind == "step":
         accept = f"accept={action.accept}" if action.accept and accepts else ""
         times = str(action.times) if action.times != 1 else ""
-        return f"engine.step({', '.join(filter(None, [times, accept]))})"
+        return [argument for argument in (times, accept) if argument]
     if action.kind == "evict":
-        return f"engine.evict({action.times})"
+        return [str(action.times)]
     if action.kind == "reset":
-        return "engine.reset()"
-    return f"engine.{action.kind}({name})"
+        return ["running=True"] * action.running + ["store=True"] * action.store
+    return [name]

@@ -25,6 +25,7 @@ Check = Literal[
     "dry-real",
     "dry-pure",
     "lookups",
+    "unread",
     "reuse",
     "events",
     "offloaded-events",
@@ -32,6 +33,7 @@ Check = Literal[
     "null-writes",
     "writes",
     "rests",
+    "counts",
     "offers",
     "serves",
     "copied",
@@ -77,6 +79,7 @@ CHECKS: dict[str, Check] = {
     "EXT.offload-content": "copied",
     "EXT.offload-offers": "offers",
     "EXT.offload-serves": "serves",
+    "EXT.counts-what-came": "counts",
     "EXT.rest-wiped": "rests",
     "EVENT.stored-well-formed": "events",
     "EVENT.removed-is-gone": "removals",
@@ -94,7 +97,7 @@ WHOLE: frozenset[Check] = frozenset({"copied", "chosen", "handed"})
 """Those whose oracle follows every group: what another group writes into a block spoils it."""
 
 OVERLAPPED: frozenset[Check] = frozenset(
-    {"crash", "ahead", "keys", "reads", "writes", "chosen", "handed", "preemptions"}
+    {"crash", "ahead", "keys", "reads", "writes", "chosen", "handed", "preemptions", "unread"}
 )
 """Checks that a test makes with a step in flight."""
 
@@ -111,6 +114,8 @@ def choose(violation: Violation | None) -> Check:
         check = "ahead" if violation.cause.endswith("more-tokens-than-there-are") else "malformed"
     if violation.invariant == "EXT.offload-content":
         check = MOMENTS.get(violation.cause.partition("-")[0], check)
+    if check == "lookups" and violation.cause.endswith("read-for-unread"):
+        check = "unread"
     if check == "events" and violation.cause.startswith("offloaded-"):
         check = "offloaded-events"
     blind = _blind(check, violation)
@@ -134,7 +139,8 @@ def _blind(check: Check, violation: Violation) -> str:
         "events": ("tokens-of-other-blocks",),
         "cuts": ("refused",),  # any other cut goes through without a word
         "malformed": ("more-drafts-than-tokens",),
-        "writes": ("write-over-key", "write-unheld"),
+        "counts": ("counts-what-never-came",),
+        "writes": ("write-over-key", "write-unheld", "attention-write-shared"),
     }.get(check)
     if seen is not None and not cause.endswith(seen):
         return f"a test of it sees only what ends in {' or '.join(seen)}"

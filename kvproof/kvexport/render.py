@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvproof.impl.vllm.progress import STARVED_AFTER
 from kvproof.kvexport import wording
-from kvproof.kvexport.calls import calls_of, constants_of, decodes, retention_of, uses_of
+from kvproof.kvexport.calls import Uses, calls_of, constants_of, decodes, retention_of, uses_of
 from kvproof.kvexport.checks import WHOLE
 from kvproof.kvexport.imports import imports_of
 from kvproof.kvexport.origin import origin
@@ -28,6 +28,7 @@ WATCHES = {
     "dry-real": "allocations",
     "dry-pure": "allocations",
     "lookups": "lookups",
+    "unread": "unread",
     "reuse": "reuse",
     "events": "events",
     "removals": "removals",
@@ -52,6 +53,7 @@ LOOKS = {
     "writes": "writes",
     "handed": "handed",
     "rests": "rests",
+    "counts": "counts",
     "startup": "lone",
     "stall": "stall",
     "starved": "starved",
@@ -106,7 +108,10 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "crossing": cause != "chunk-ends-off-boundary",
         "passed_over": passed_over,
         "preempts": "preempts-itself" in cause,
+        # An engine core answers a reset that raises to whoever asked for it, and goes on.
+        "died": "a reset fails with" if ".reset_cache-" in cause else "the engine died of",
         "over_key": cause.endswith("over-key"),
+        "shared": cause.endswith("write-shared"),
         "offers_nothing": cause.endswith("offers-nothing"),
         "lacks": next((what for what in ("state", "attention") if what in cause), ""),
         "exact_fault": _exact_fault(violation),
@@ -131,6 +136,7 @@ def _engine(plan: Plan, config: Config, releases: tuple[str, ...]) -> dict[str, 
         "method": method,
         "marked": marked,
         "drafter_groups": drafters,
+        "lookahead": config.eagle and config.connector == "none" and config.lookahead_keys,
         # What a lookup finds, or a pool holds, is asked of releases beyond those recorded, drafter and all.
         "dspark": marked and (plan.check in ("reuse", "startup") or _may_be(releases, "0.29", "0.30")),
         "architecture": "Qwen3NextForCausalLM" if config.mamba_block else "Qwen3ForCausalLM",
@@ -148,11 +154,14 @@ def _parts(plan: Plan, config: Config) -> dict[str, Any]:
     drafts = config.speculative > 0 and (answers or config.async_scheduling)
     lost = uses.missing and config.connector == "sync"
     loads = config.connector == "async" or (config.connector == "sync" and (plan.content or lost))
+    tried = lost or plan.check in ("crash", "cuts")
     extra = ["priority=priority"] * uses.priority + ["mm_features=features"] * uses.images
     return {
         "uses": uses,
         "extra": extra,
-        "calls": calls_of(config, plan),
+        "submit": _submit(uses, config.connector in ("sync", "async")),
+        "tried": tried,
+        "calls": calls_of(config, plan, 8 if tried else 4),
         "drain": plan.drain,
         "decodes": answers,
         "drafts": drafts,
@@ -177,6 +186,21 @@ def _parts(plan: Plan, config: Config) -> dict[str, Any]:
         "owed": lost and plan.check == "keys",
         "under_way": _under_way(config),
     }
+
+
+def _submit(uses: Uses, stores: bool) -> str:
+    """The first line of the engine's method."""
+    named = {
+        "base=None": uses.base,
+        "shared=0": uses.base,
+        "external=0": stores,
+        "missing=0": uses.missing,
+        "priority=0": uses.priority,
+        "images=()": uses.images,
+        "unread=False": uses.unread,
+    }
+    used = [name for name, there in named.items() if there]
+    return wording.call("def submit", ["self", "name", "length", "max_tokens", *used], ":", indent=4)
 
 
 def _under_way(config: Config) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 
 from kvproof.errors import printable
 from kvproof.kvexport.origin import Origin
@@ -77,6 +78,16 @@ def _wrapped(text: str) -> str:
 def _safe(text: str) -> str:
     """Text that can stand in a docstring."""
     return printable(text).replace("\\", "\\\\").replace('"""', "'''").rstrip('"')
+
+
+def call(head: str, arguments: Sequence[str], tail: str = "", indent: int = 0) -> str:
+    """A call, or a function's first line, as Ruff lays it out."""
+    room, joined = " " * indent, ", ".join(arguments)
+    if len(line := f"{room}{head}({joined}){tail}") <= WIDTH:
+        return line
+    if len(inner := f"{room}    {joined}") > WIDTH:
+        inner = "\n".join(f"{room}    {argument}," for argument in arguments)
+    return f"{room}{head}(\n{inner}\n{room}){tail}"
 
 
 def literal(text: str) -> str:
