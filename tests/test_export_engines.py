@@ -317,10 +317,15 @@ def test_what_a_failed_load_leaves_is_charged_for_and_read() -> None:
     assert "invalid_block_ids=self.scheduler.connector.failed(loads)" in exact
     assert "the engine died of something else" in exact
     assert "class Device" not in exact
+    assert exact.index("self.faults.clear()") < exact.index("self.scheduler.update_from_output(")
+    exporting = replace(hybrid, config=replace(hybrid.config, checkpoint_blocks=1, checkpoint_alignment=4))
+    exact = written(exporting, "ADMIT.exact", "mamba-estimate-negative-and-below-taken-with-checkpoint")
+    assert 'if not hasattr(kv, "is_mamba_prefill_checkpoint_valid"):' in exact
     state = written(hybrid, "HIT.same-step", "state-of-this-step-hit")
     assert "self.misread[name] = (" in state
     assert state.index("had = {") < state.index("self.scheduler.update_from_output(")
     assert "if self.requests[name].num_output_tokens > had[name]:" in state
+    assert "self.short |= any(lost for *_, lost in loads)" in state
     assert "self.faults.append(\n" not in state
 
 
