@@ -185,6 +185,9 @@ def test_whoever_runs_may_be_made_to_start_over_and_the_store_be_cleared() -> No
     ):
         assert line in text
     store = replace(HOST, actions=(*HOST.actions, Action("reset", store=True)))
+    chosen = written(store, "EXT.offload-content", "chosen-attention-key-position")
+    assert "self.chosen.clear()" in chosen
+    assert "if not engine.faults:" in chosen
     text = written(store, "FLOW.no-crash", "scheduler.schedule-AssertionError")
     assert "self.scheduler.reset_prefix_cache(False, store)" in text
     assert 'pytest.fail(f"Found: the engine died of {error!r}")' in text

@@ -187,7 +187,10 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, bad: Any, says: str) 
 def test_the_bounds_themselves_are_fine() -> None:
     groups = (Group("full", 65_536), Group("mamba", 65_536), Group("window", 65_536, window=2**20))
     bounds = {name: most for name, most in BOUNDS.items() if name != "long_prefill_threshold"}
-    for own in ({"connector": "async", "offload_after": 0}, {"connector": "offload", "offer_delay": 0, "send_steps": 0}):
+    for own in (
+        {"connector": "async", "offload_after": 0},
+        {"connector": "offload", "offer_delay": 0, "send_steps": 0},
+    ):
         config = Config(groups=groups, **{**bounds, "eagle": True, **own})  # type: ignore[arg-type]
         assert config.problem() is None
     actions = (Action("submit", "r1", length=2**20 - 1, max_tokens=2**20), Action("step", times=65_536))
