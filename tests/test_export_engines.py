@@ -342,7 +342,7 @@ def test_what_a_failed_load_leaves_is_charged_for_and_read() -> None:
         ),
         (HOST, "ADMIT.stall", "", "does not tell waiting for host memory from standing still"),
         (SHORT, "SLOT.exclusive-write", "state-write-over-key", "has no group of the kind that it is about"),
-        (SHORT, "SLOT.attention-read", "", "looks at keys, writes and charges alone"),
+        (SHORT, "SLOT.attention-read", "", "looks at keys, writes, charges and counts alone"),
         (
             FLIGHT,
             "SLOT.exclusive-write",
