@@ -185,6 +185,9 @@ def test_whoever_runs_may_be_made_to_start_over_and_the_store_be_cleared() -> No
     ):
         assert line in text
     store = replace(HOST, actions=(*HOST.actions, Action("reset", store=True)))
+    chosen = written(store, "EXT.offload-content", "chosen-attention-key-position")
+    assert "self.chosen.clear()" in chosen
+    assert "if not engine.faults:" in chosen
     text = written(store, "FLOW.no-crash", "scheduler.schedule-AssertionError")
     assert "self.scheduler.reset_prefix_cache(False, store)" in text
     assert 'pytest.fail(f"Found: the engine died of {error!r}")' in text
@@ -344,7 +347,7 @@ def test_what_a_failed_load_leaves_is_charged_for_and_read() -> None:
         ),
         (HOST, "ADMIT.stall", "", "does not tell waiting for host memory from standing still"),
         (SHORT, "SLOT.exclusive-write", "state-write-over-key", "has no group of the kind that it is about"),
-        (SHORT, "SLOT.attention-read", "", "looks at keys, writes and charges alone"),
+        (SHORT, "SLOT.attention-read", "", "looks at keys, writes, charges and counts alone"),
         (
             FLIGHT,
             "SLOT.exclusive-write",

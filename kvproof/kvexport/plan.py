@@ -86,7 +86,7 @@ def _beyond(scenario: Scenario, check: Check, convolution: bool) -> str:
     rare = [name for name in RARE if name not in PLAYED and getattr(config, name) != getattr(usual, name)]
     if rare:
         return f"a test has none of {', '.join(rare)}"
-    if check in ("copied", "chosen", "handed", "offers", "serves") and any(action.store for action in actions):
+    if check in ("copied", "handed", "offers", "serves") and any(action.store for action in actions):
         return "a test of it does not follow resets of the store"
     if check in ("stall", "startup", "starved") and any(action.running for action in actions):
         return "a test of it does not tell requests that were made to start over from those that stand still"

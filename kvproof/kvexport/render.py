@@ -154,7 +154,8 @@ def _parts(plan: Plan, config: Config) -> dict[str, Any]:
     drafts = config.speculative > 0 and (answers or config.async_scheduling)
     lost = uses.missing and config.connector == "sync"
     loads = config.connector == "async" or (config.connector == "sync" and (plan.content or lost))
-    tried = lost or plan.check in ("crash", "cuts")
+    # What a store does after a reset may end the engine once it was seen.
+    tried = lost or plan.check in ("crash", "cuts") or (plan.check == "chosen" and uses.store)
     extra = ["priority=priority"] * uses.priority + ["mm_features=features"] * uses.images
     return {
         "uses": uses,
