@@ -100,8 +100,8 @@ def check(record: Record) -> None:
 
 def known_for(records: Iterable[Record], release: str) -> Known:
     """The records that apply to ``release``. To a checkout that was not built (empty), or was built after the newest
-    release that any of them names (``0.33.1.dev5``), those of that release: an old fault that is back there is none that
-    is known.
+    release that any of them names (``0.33.1.dev5``), those of that release: an old fault that is back there is none
+    that is known.
 
     None does to the abstract machine and the reference engine: what breaks there is mended, not recorded.
     """
