@@ -14,10 +14,11 @@ help:
 verify: env
 	@.venv/bin/kvproof verify $(ARGS)
 
-# The project folder must never be on sys.path, so pytest is run as a command and not as a module.
+# The project folder must never be on sys.path, so pytest is run as a command and not as a module. Slow files with few
+# tests are not left to the end, where one process would wait for the other.
 test: env
 	@.venv/bin/pytest -q -m "not slow and not release" --numprocesses 2 --dist loadfile $(ARGS)
-	@.venv/bin/pytest -q -m "slow or release" --numprocesses 2 --dist loadfile $(ARGS)
+	@.venv/bin/pytest -q -m "slow or release" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: env
 	@.ci/lint

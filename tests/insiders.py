@@ -74,11 +74,14 @@ def run(
     return subprocess.CompletedProcess(command, int(code), out, err)
 
 
-def _environment(release: str) -> dict[str, str]:
-    """The release's sources are ``$KVPROOF_RELEASES/<version>`` where that is set, else fetched and cached."""
+def tree(release: str) -> Path:
+    """The release's sources: ``$KVPROOF_RELEASES/<version>`` where that is set, else fetched and cached."""
     folder = os.environ.get("KVPROOF_RELEASES")
-    tree = Path(folder, release) if folder else release_tree(release)
-    return {**os.environ, **QUIET, "PYTHONPATH": str(tree)}
+    return Path(folder, release) if folder else release_tree(release)
+
+
+def _environment(release: str) -> dict[str, str]:
+    return {**os.environ, **QUIET, "PYTHONPATH": str(tree(release))}
 
 
 def _server(release: str) -> subprocess.Popen[str]:

@@ -84,6 +84,7 @@ CAUSES = {
     "EXT.offload-content": "state-overwritten-before-copy",
     "EXT.offload-offers": "offers-boundary-without-state",
     "EXT.offload-serves": "holds-but-offers-nothing",
+    "EXT.counts-what-came": "counts-what-never-came",
 }
 MORE = (
     ("SLOT.exclusive-write", "state-write-unheld"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import _tree
+from insiders import tree
 
 sys.path.pop(0)
 
@@ -146,7 +146,7 @@ class Run:
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text, encoding="utf-8")
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        path = {"PYTHONPATH": str(_tree(VERSION))} if release else {}
+        path = {"PYTHONPATH": str(tree(VERSION))} if release else {}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(
             [Path(sys.executable).parent / "pytest", "-p", "kvproof.pytest", "-p", "no:cacheprovider", *arguments],

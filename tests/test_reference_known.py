@@ -20,12 +20,13 @@ RECORDS = [record for record in load() if record.scenario is not None]
 
 def as_far_as_it_goes(scenario: Scenario) -> Scenario:
     """The same under the nearest configuration that the reference engine has: it serves text in order of arrival, and
-    loads whole blocks from stores of others."""
-    setup = Setup(scenario.config, 1)
+    loads whole blocks from stores of others. Every request may read a cache there."""
+    setup = Setup(scenario.config.usual(), 1)
+    actions = tuple(replace(action, unread=False) for action in scenario.actions)
     for easier in (setup, setup.in_order(), setup.plain()):
         with contextlib.suppress(ConfigError):
             ReferenceSubject().start(easier.config, None)
-            return replace(scenario, config=easier.config)
+            return replace(scenario, config=easier.config, actions=actions)
     raise AssertionError("not even the plainest configuration can be had")
 
 
