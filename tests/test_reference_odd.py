@@ -403,3 +403,15 @@ def test_every_dry_run_of_the_same_question_is_compared_with_the_real_one(mode: 
     served.submit("a", range(9), 2)
     with pytest.raises(EngineStopped, match=r"ADMIT.dry-real \(full-dry-exceeds-real\)"):
         drive(served)
+
+
+def test_a_hit_is_among_the_blocks_that_a_window_holds_at_most() -> None:
+    """Charged on top of these, it would keep a request out for ever that an idle pool holds just so."""
+    config = Config((Group("window", 2, window=4),), num_blocks=5, hash_unit=2, step_tokens=2)
+    actions = (
+        Action("submit", "r1", length=2, max_tokens=1),
+        Action("submit", "r2", "r1", shared=2, length=9, max_tokens=1),
+        Action("step", times=4),
+    )
+    found = replay(ReferenceSubject(), Scenario(config, actions))
+    assert found.violations == (), found.text

@@ -125,17 +125,19 @@ class Planner:
         # A hit that ends inside a block shares it with its owner: whoever writes on needs a copy.
         copy = len(hits) - 1 if adopted and target.local % group.block_size and not target.load else -1
         fresh = max(0, needed - max(passed, len(hits)))
-        return GroupPlan(index, self._capped(target, index, fresh) + (copy >= 0), evictable, passed, copy)
+        return GroupPlan(index, self._capped(target, index, fresh, evictable) + (copy >= 0), evictable, passed, copy)
 
-    def _capped(self, target: Target, index: int, new: int) -> int:
-        """A window group never holds more than its window and what is in flight, however long the sequence."""
+    def _capped(self, target: Target, index: int, new: int, evictable: int = 0) -> int:
+        """A window group never holds more than its window and what is in flight, however long the sequence. Hits that
+        leave the free queue are among that. Those that others hold are not: they don't come back when they are passed.
+        """
         group = self.config.groups[index]
         if not target.whole or group.kind != "window":
             return new
         radix = Radix(1, group.block_size)
         tokens = [group.window, self.config.step_tokens + self.config.speculative, self.config.max_model_len]
         window, flight, longest = (Position.on(n, radix) for n in tokens)
-        return min(new, int(window_cap(window, flight, longest)))
+        return min(new, max(0, int(window_cap(window, flight, longest)) - evictable))
 
     # -- recurrent state ----------------------------------------------------------------------------------------------
 
