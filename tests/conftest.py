@@ -25,8 +25,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache
-def _answer(version: str, program: Path, arguments: tuple[str, ...]) -> Any:
-    done = insiders.run(version, program, *arguments)
+def _answer(version: str, program: Path, arguments: tuple[str, ...], first: bool) -> Any:
+    done = (insiders.alone if first else insiders.run)(version, program, *arguments)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -34,5 +34,5 @@ def _answer(version: str, program: Path, arguments: tuple[str, ...]) -> Any:
 @pytest.fixture(scope="session")
 def inside() -> Callable[..., Any]:
     """``inside(version, program, *arguments)``: the JSON on the last line that the program prints with that release on
-    its path. Each question is asked once."""
-    return lambda version, program, *arguments: _answer(version, Path(program), arguments)
+    its path. Each question is asked once. ``first=True``: the program comes before the release is imported."""
+    return lambda version, program, *arguments, first=False: _answer(version, Path(program), arguments, first)

@@ -74,6 +74,12 @@ def run(
     return subprocess.CompletedProcess(command, int(code), out, err)
 
 
+def alone(release: str, program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same for a program that has something to do before the release is imported."""
+    command = [sys.executable, str(program), *arguments]
+    return subprocess.run(command, env=_environment(release), capture_output=True, text=True, check=False)
+
+
 def tree(release: str) -> Path:
     """The release's sources: ``$KVPROOF_RELEASES/<version>`` where that is set, else fetched and cached."""
     folder = os.environ.get("KVPROOF_RELEASES")

@@ -181,7 +181,7 @@ def test_the_mooncake_store_is_given_the_blocks_of_its_recurrent_states(
     inside: Callable[..., Any], release: str, wrong: dict[int, str]
 ) -> None:
     """Up to 0.28 it finds them by their position in what it heard of the table: r1 runs [0, 8) and [8, 16)."""
-    stored = inside(release, MOONCAKE, release)
+    stored = inside(release, MOONCAKE, release, first=True)
     assert {length for length, _, holds in stored if not holds} == set(wrong)
     assert {length for length, _, holds in stored if holds} == {8, 16}
     assert {length for length, block, _ in stored if block == 0} == {4} & set(wrong)
@@ -236,7 +236,7 @@ def test_the_column_of_a_resumed_state_is_counted_in_recurrent_blocks(
     inside: Callable[..., Any], release: str, by_recurrent_block: bool
 ) -> None:
     """Up to 0.31 the V2 worker divides by the configured block: another column wherever the two differ."""
-    for configured, recurrent, computed, column in inside(release, COLUMNS):
+    for configured, recurrent, computed, column in inside(release, COLUMNS, first=True):
         wanted = (computed - 1) // recurrent
         assert (column == wanted) is (by_recurrent_block or configured == recurrent)
 

@@ -32,7 +32,7 @@ Inside = Callable[..., dict[str, Any]]
 
 
 def _calibrated(inside: Inside, version: str) -> dict[str, Any]:
-    return inside(version, PROGRAM, "1", str(EPISODES))
+    return inside(version, PROGRAM, "1", str(EPISODES), first=True)
 
 
 @pytest.fixture(params=RELEASES)
