@@ -89,6 +89,11 @@ class Action:
     store: bool = False
 
     @property
+    def rare(self) -> bool:
+        """Whether it asks for what no other subject than vLLM has."""
+        return self.unread or self.running or self.store
+
+    @property
     def forced(self) -> bool:
         return self.kind in FORCED
 

@@ -56,6 +56,23 @@ PLAYS = {
     ),
 }
 
+READS_FOR_ALL = """
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+plain = KVCacheManager.get_computed_blocks
+
+
+def for_all(self, request, *args, **named):
+    asked, request.skip_reading_prefix_cache = request.skip_reading_prefix_cache, False
+    try:
+        return plain(self, request, *args, **named)
+    finally:
+        request.skip_reading_prefix_cache = asked
+
+
+KVCacheManager.get_computed_blocks = for_all
+"""
+
 
 def seen(release: str, name: str) -> Seen:
     return play(release, PLAYS)[name]
@@ -69,6 +86,13 @@ def test_nothing_is_broken_by_it(release: str, name: str) -> None:
     known = FAULTS.get(name, set()) if release == "0.26.0" else set()
     found = seen(release, name)
     assert found.broken - {("REF.null-count", "null-count-negative")} == known, found.text
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_cache_that_is_read_for_everybody_is_seen() -> None:
+    found = play("0.33.0", {"unread": PLAYS["unread"]}, READS_FOR_ALL)["unread"]
+    assert found.broken == {("HIT.limit", "hit-beyond-limit-at-lookup")}, found.text
 
 
 @pytest.mark.release

@@ -5,6 +5,8 @@ One process per release, since a release is imported once. The fuzz is bounded b
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import shutil
@@ -17,9 +19,10 @@ import pytest
 
 from kvproof import findings, subjects
 from kvproof.review.status import RELEASES
+from kvproof.spec.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
-import insiders
+from releaseplays import play
 
 sys.path.pop(0)
 
@@ -36,34 +39,22 @@ SEEDS = (
 )
 """Faulty release, first fixed one, invariant and cause: PR 51113, PR 51468, and PR 57050 twice."""
 
-REPLAY = """
-import json, sys
-from kvproof import findings, subjects
-from kvproof.models.stateful.replay import replay
-from kvproof.spec.config import ConfigError
-from kvproof.spec.scenario import Scenario
-subject = subjects.open_subject(subjects.parse("vllm==" + sys.argv[1]), lambda line: None)
-shown = []
-for record in findings.load():
-    identities = []
-    if record.scenario is not None:
-        try:
-            seen = replay(subject, Scenario.from_dict(record.scenario))
-            identities = sorted({violation.identity for violation in seen.violations})
-        except ConfigError:
-            pass
-    shown.append(identities)
-print(json.dumps(shown))
-"""
+
+def place(faulty: str, invariant: str, cause: str) -> int:
+    """Which record is of that, on that release."""
+    wanted = (record.identity == (invariant, cause) and faulty in record.releases for record in RECORDS)
+    return next(itertools.compress(itertools.count(), wanted))
 
 
-def shown_on(release: str, cache: dict[str, list[set[tuple[str, str]]]] = {}) -> list[set[tuple[str, str]]]:  # noqa: B006
-    """Per record, the identities that its scenario shows on ``release``."""
-    if release not in cache:
-        done = insiders.run(release, REPLAY, release)
-        assert done.returncode == 0, done.stderr[-3000:]
-        cache[release] = [{(i, c) for i, c in found} for found in json.loads(done.stdout.splitlines()[-1])]
-    return cache[release]
+@functools.cache
+def shown_on(release: str) -> dict[int, frozenset[tuple[str, str]]]:
+    """What scenarios show on ``release``, by record: of those known there, and of seed faults that are fixed there."""
+    known = findings.known_for(RECORDS, release).records
+    asked = {number for number, record in enumerate(RECORDS) if record in known}
+    asked |= {place(faulty, *identity) for faulty, fixed, *identity in SEEDS if fixed == release}
+    scenarios = {number: RECORDS[number].scenario for number in asked}
+    plays = {str(number): Scenario.from_dict(data) for number, data in scenarios.items() if data is not None}
+    return {int(number): seen.broken for number, seen in play(release, plays).items()}
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -71,17 +62,16 @@ def test_what_is_recorded_for_a_release_replays_on_it(release: str) -> None:
     known = findings.known_for(RECORDS, release).records
     assert known, f"nothing is recorded for {release}"
     shown = shown_on(release)
-    for record, identities in zip(RECORDS, shown, strict=True):
+    for number, record in enumerate(RECORDS):
         if record in known:
-            assert record.identity in identities, f"{record.identity} does not replay on {release}"
+            assert record.identity in shown[number], f"{record.identity} does not replay on {release}"
 
 
 @pytest.mark.parametrize(("faulty", "fixed", "invariant", "cause"), SEEDS)
 def test_a_seed_fault_is_gone_on_the_first_fixed_release(faulty: str, fixed: str, invariant: str, cause: str) -> None:
-    identity = (invariant, cause)
-    index = next(i for i, record in enumerate(RECORDS) if record.identity == identity and faulty in record.releases)
-    assert identity in shown_on(faulty)[index]
-    assert identity not in shown_on(fixed)[index]
+    number = place(faulty, invariant, cause)
+    assert (invariant, cause) in shown_on(faulty)[number]
+    assert (invariant, cause) not in shown_on(fixed)[number]
 
 
 def fuzz(release: str, folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:

@@ -6,7 +6,6 @@ it where that is another.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from kvproof.spec.config import Config, Group
 from kvproof.spec.scenario import Action, Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
-import insiders
+from releaseplays import play
 
 sys.path.pop(0)
 
@@ -94,56 +93,28 @@ OPEN = {
 }
 """What 0.33.0 still shows, by the scenario and the cause."""
 
-REPLAY = """
-import json, sys
-from kvproof import subjects
-from kvproof.models.stateful.replay import replay
-from kvproof.spec.config import ConfigError
-from kvproof.spec.scenario import Scenario
-subject = subjects.open_subject(subjects.parse("vllm==" + sys.argv[1]), lambda line: None)
-shown = {}
-for name, data in json.load(sys.stdin).items():
-    try:
-        seen = replay(subject, Scenario.from_dict(data))
-    except ConfigError:
-        continue
-    judged = {invariant for invariant, count in seen.evaluations.items() if count}
-    shown[name] = [sorted({violation.identity for violation in seen.violations}), sorted(judged)]
-print(json.dumps(shown))
-"""
 
-Shown = dict[str, tuple[set[tuple[str, str]], set[str]]]
-
-
-def shown_on(release: str, cache: dict[str, Shown] = {}) -> Shown:  # noqa: B006
-    """What each scenario shows on ``release``: the REUSE violations, and which rules were judged."""
-    if release not in cache:
-        scenarios = json.dumps({name: fault[0].to_dict() for name, fault in (*FAULTS.items(), *OPEN.items())})
-        done = insiders.run(release, REPLAY, release, given=scenarios)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = json.loads(done.stdout.splitlines()[-1])
-        cache[release] = {
-            name: ({(i, c) for i, c in identities if i.startswith("REUSE.")}, set(judged))
-            for name, (identities, judged) in found.items()
-        }
-    return cache[release]
+def shown_on(release: str, name: str) -> tuple[set[tuple[str, str]], set[str]]:
+    """What a scenario shows on ``release``: the REUSE violations, and which rules were judged."""
+    seen = play(release, {name: (FAULTS | OPEN)[name][0]})[name]
+    return {found for found in seen.broken if found[0].startswith("REUSE.")}, {i for i, n in seen.judged.items() if n}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_hit_that_collapses_is_found_and_gone_where_it_is_fixed(name: str) -> None:
     _, faulty, fixed, invariant, cause = FAULTS[name]
-    assert shown_on(faulty)[name][0] == {(invariant, cause)}
-    identities, judged = shown_on(fixed)[name]
+    assert shown_on(faulty, name)[0] == {(invariant, cause)}
+    identities, judged = shown_on(fixed, name)
     assert identities == set()
     assert invariant in judged
 
 
 def test_the_newest_release_shows_none_of_them() -> None:
-    shown = shown_on("0.33.0")
+    shown = {name: shown_on("0.33.0", name) for name in FAULTS}
     assert all(shown[name][0] == set() for name in FAULTS)
     assert all(fault[3] in shown[name][1] for name, fault in FAULTS.items())
 
 
 @pytest.mark.parametrize("name", OPEN)
 def test_what_is_open_in_0_33_is_told_apart(name: str) -> None:
-    assert shown_on("0.33.0")[name][0] == {("REUSE.resend", OPEN[name][1])}
+    assert shown_on("0.33.0", name)[0] == {("REUSE.resend", OPEN[name][1])}

@@ -57,7 +57,7 @@ class Driver:
         return tuple(self.engine.scheduler.requests) if not self.dead else ()
 
     def apply(self, action: Action) -> bool:
-        if self.dead:
+        if self.dead or action.rare:
             return False
         try:
             return self._apply(action)
@@ -75,8 +75,6 @@ class Driver:
                         break
                     self._step(action.accept)
                 return True
-            case "reset" if action.running or action.store:
-                return False
             case "reset":
                 return engine.reset()
             case "evict":
@@ -93,8 +91,6 @@ class Driver:
         return True
 
     def _submit(self, action: Action) -> bool:
-        if action.unread:
-            return False
         if action.request in self.sequences:
             return False
         base = self.sequences.get(action.base)

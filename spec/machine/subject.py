@@ -41,7 +41,7 @@ class MachineDriver:
         return tuple(name for name in self.sequences if self.machine.world.find(name)) if not self.dead else ()
 
     def apply(self, action: Action) -> bool:
-        if self.dead:
+        if self.dead or action.rare:
             return False
         try:
             return self._apply(action)
@@ -64,8 +64,6 @@ class MachineDriver:
                 return machine.finish(action.request)
             case "abort":
                 return machine.abort(action.request)
-            case "reset" if action.running or action.store:
-                return False
             case "reset":
                 return machine.reset()
             case "preempt":
@@ -74,8 +72,6 @@ class MachineDriver:
                 return machine.evict(action.times)
 
     def _submit(self, action: Action) -> bool:
-        if action.unread:
-            return False
         if action.request in self.sequences:
             return False
         base = self.sequences.get(action.base, [EMPTY])
