@@ -204,6 +204,18 @@ class CacheMachine(RuleBasedStateMachine):
         actions.append(self._submit("", 0, dice.of(self.menu.prompts), dice))
         self._do([*actions, Action("step", times=dice.pick(60, 20)), *(Action("finish", name) for name in others)])
 
+    @precondition(lambda self: self._room() and self.setup.config.connector == "async")
+    @rule(dice=dice(22))
+    def give_up(self, dice: Dice) -> None:
+        """Somebody leaves while what the store has of the prompt is on its way, and somebody else needs blocks."""
+        base = self._base(dice)
+        cut = self._cut(base, dice)
+        gone = self._submit(base, cut, cut + dice.of(self.menu.extras), dice)
+        gone = self.prompts[gone.request] = replace(gone, external=gone.length, missing=0)
+        leaves = Action(dice.pick("abort", "finish"), gone.request)
+        other = self._submit("", 0, dice.of(self.menu.prompts), dice)
+        self._do([gone, Action("step", times=dice.pick(1, 2)), leaves, other, Action("step", times=dice.pick(1, 4))])
+
     # -- the engine runs ----------------------------------------------------------------------------------------------
 
     @precondition(_live)
