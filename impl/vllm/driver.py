@@ -348,7 +348,9 @@ class Driver:
         if self.hand_over is not None:
             self.hand_over.step_over(self.device.spoiled)
         loading = bool(self.store.flying or self.store.sending) or (self.offload is not None and self.offload.busy)
-        for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived), self._launched()):
+        put_off, self.store.put_off = self.store.put_off, False
+        rows, launched = output.num_scheduled_tokens, self._launched()
+        for found in self.progress.after(rows, loading, bool(arrived), launched, put_off):
             self._emit(found)
         self._watch_alone()
 
