@@ -127,8 +127,8 @@ class Progress:
         return progress
 
     def _bound(self) -> int:
-        """More steps than it takes to compute all that is known once again, a token at a time, to hear of the store what
-        it holds, and to load that once."""
+        """More steps than it takes to compute all that is known once again, a token at a time, to hear what the store
+        holds, and to load that once."""
         steps = self._config.load_steps + self._config.offer_delay + 1
         return STALL_AFTER + sum(int(request.num_tokens) + steps for request in self._scheduler.requests.values())
 
