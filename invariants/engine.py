@@ -20,13 +20,12 @@ def no_crash(observation: Observation) -> Verdict:
     place = f"{module.rpartition('.')[2]}.{function}" if function else module
     what = _slug(text.strip() or event.line)
     line = f", at {event.line}" if event.line else ""
-    return (
-        violation(
-            "FLOW.no-crash",
-            "-".join(part for part in (place, name.strip().rpartition(".")[2], what) if part),
-            f"the engine raised {event.error} in {event.location}{line}",
-        ),
-    )
+    cause = "-".join(part for part in (place, name.strip().rpartition(".")[2], what) if part)
+    raised = f"raised {event.error} in {event.location}{line}"
+    if event.call:
+        told = f"the operator's {event.call} {raised}; it is answered with that, and the engine goes on"
+        return (violation("FLOW.no-crash", cause, told, call=event.call),)
+    return (violation("FLOW.no-crash", cause, f"the engine {raised}"),)
 
 
 def _slug(text: str) -> str:
@@ -39,7 +38,7 @@ ENTRIES = (
     Invariant(
         id="FLOW.no-crash",
         statement="No request, however long or unlucky, makes the engine raise.",
-        why="The engine dies, and every request in flight with it.",
+        why="The engine dies, and every request in flight with it; or a call of the operator's fails.",
         provenance=("PR 51468", "PR 51843", "PR 42554", "PR 50388"),
         scope="step",
         events=(Crash, StepEnd),

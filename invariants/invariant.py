@@ -44,8 +44,16 @@ class Invariant:
 
 
 def violation(invariant: str, cause: str, witness: str, **where: str | int) -> Violation:
-    """A :class:`Violation`; the keywords (``block``, ``slot``, ``group``, ``request``) become its ``where``."""
+    """A :class:`Violation`; keywords (``block``, ``slot``, ``group``, ``request``, ``call``) become its ``where``."""
     return Violation(invariant, cause, witness, tuple(where.items()))
+
+
+def spoils(entry: Invariant, violation: Violation) -> bool:
+    """Whether what follows ``violation`` of ``entry`` is meaningless.
+
+    An operator's call that failed leaves an engine that goes on, and what it does then is judged.
+    """
+    return entry.contaminates and "call" not in dict(violation.where)
 
 
 def at(**where: str | int) -> dict[str, str | int]:

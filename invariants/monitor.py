@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from kvproof.invariants.catalogue import CATALOGUE
-from kvproof.invariants.invariant import Invariant, Predicate
+from kvproof.invariants.invariant import Invariant, Predicate, spoils
 from kvproof.spec.events import Drained, Observation, StepEnd
 from kvproof.spec.finding import Violation
 from kvproof.spec.view import View
@@ -102,8 +102,9 @@ class Monitor:
             for violation in own:
                 if violation.identity not in self._known and self._stops(violation):
                     raise InvariantBroken(violation)
-            if entry.contaminates:
-                raise RunSpoiled(own[0])
+            for violation in own:
+                if spoils(entry, violation):
+                    raise RunSpoiled(violation)
 
     def _stops(self, violation: Violation) -> bool:
         return self._stop if isinstance(self._stop, bool) else self._stop(violation)

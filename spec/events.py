@@ -330,11 +330,16 @@ class Starved:
 
 @dataclass(frozen=True)
 class Crash:
-    """The subject raised. ``location`` is ``module:function``, ``error`` the exception's type and text."""
+    """The subject raised. ``location`` is ``module:function``, ``error`` the exception's type and text.
+
+    ``call`` is the operator's call that raised, where that is answered with an error and the engine goes on. Empty: the
+    engine's own loop raised, and nothing more can come of it.
+    """
 
     location: str
     error: str
     line: str
+    call: str = ""
 
 
 @dataclass(frozen=True)

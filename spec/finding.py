@@ -12,7 +12,7 @@ from kvproof.spec.scenario import Scenario
 class Violation:
     """A predicate said no. ``cause`` is a short slug that stays the same for the same fault; ``witness`` is for people.
 
-    ``where`` names block, slot, group and request as far as they apply.
+    ``where`` names block, slot, group and request as far as they apply, and the operator's ``call`` that failed.
     """
 
     invariant: str

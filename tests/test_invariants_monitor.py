@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_known_violation_that_contaminates_ends_the_run_quietly() -> None:
     assert isinstance(stop, RunSpoiled)
     assert stop.violation == BAD
     assert monitor.violations == [BAD]
+
+
+def test_a_call_that_fails_leaves_an_engine_that_is_judged_on() -> None:
+    failed = Crash("a:b", "ValueError", "x()", call="reset")
+    monitor, seen = Monitor(stop=False), Observation(failed, busy())
+    monitor(seen)
+    assert [dict(violation.where) for violation in monitor.violations] == [{"call": "reset"}]
+    with pytest.raises(RunSpoiled):
+        monitor(Observation(replace(failed, call=""), busy()))
 
 
 def test_behind_a_known_contamination_nothing_new_is_reported() -> None:

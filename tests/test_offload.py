@@ -76,6 +76,17 @@ PLAYS = {
             Action("step", times=2),
         ),
     ),
+    "two resets at once": Scenario(
+        replace(OFFLOAD, groups=(Group("full", 4),), num_blocks=4, step_tokens=8),
+        (
+            Action("submit", "r1", length=4, max_tokens=1),
+            Action("step"),
+            Action("reset", store=True),
+            Action("reset", store=True),
+            Action("submit", "r2", "r1", 4, 9, 2),
+            Action("step", times=6),
+        ),
+    ),
     "handed over": Scenario(
         Config((Group("full", 4), Group("mamba", 8)), 40, 4, 64, connector="async"),
         (
@@ -101,6 +112,7 @@ OFF_BOUNDARY = ("EXT.offload-offers", "offers-boundary-without-state")
 MOVED = ("EXT.offload-content", "chosen-full-key-overrun")
 IN_UNITS = ("EVENT.stored-well-formed", "offloaded-full-block-size-of-another-group")
 STATELESS = ("HIT.resume-boundary", "resume-without-state")
+RESET_FAILS = ("FLOW.no-crash", "scheduler.reset_cache-AssertionError-assert-not-self-_current_batch_jobs_to_flush")
 ABORTED = (
     "FLOW.no-crash",
     "scheduler._build_store_jobs-AssertionError-assert-len-offload_keys-len-offload_block_ids",
@@ -158,6 +170,14 @@ def test_a_fault_shows_where_it_is_and_nowhere_else(
 ) -> None:
     assert identity in seen(faulty, name).broken
     assert identity not in seen(right, name).broken
+
+
+def test_a_reset_that_fails_leaves_an_engine_that_goes_on() -> None:
+    """Its EngineCoreProc._invoke_utility_method answers whoever called with what was raised."""
+    found = seen("0.33.0", "two resets at once")
+    assert about_offload(found) == {RESET_FAILS}
+    assert found.text.index("reset fails in") < found.text.index("r2 [0, 8)") < found.text.index("r2 [8, 9)")
+    assert found.judged["REF.drained"] > 0
 
 
 def test_up_to_025_a_store_is_due_with_the_step_after_that_which_chose_it() -> None:

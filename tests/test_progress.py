@@ -24,6 +24,7 @@ PASSED = ("ADMIT.starved", "waiting-request-passed-over")
 
 ATTENTION = (Group("full", 4),)
 HYBRID = (Group("full", 8), Group("mamba", 8))
+ASKED = ("asked again after another", "asked again for long")
 
 
 def submit(name: str, length: int, out: int = 1, **more: object) -> Action:
@@ -69,6 +70,13 @@ PLAYS = {
         Config(groups=HYBRID, num_blocks=20, hash_unit=8, step_tokens=8, image_tokens=6),
         (submit("r", 24, images=(0, 6)), Action("step", times=8)),
     ),
+    # What else than the store is waited for shows between its answers.
+    "two images, asked again": Scenario(
+        Config(
+            groups=HYBRID, num_blocks=20, hash_unit=8, step_tokens=8, image_tokens=6, connector="async", offer_delay=2
+        ),
+        (submit("r", 24, images=(0, 6)), Action("step", times=14)),
+    ),
     "two images later": Scenario(
         Config(groups=HYBRID, num_blocks=20, hash_unit=8, step_tokens=11, image_tokens=6),
         (submit("r", 40, images=(8, 14)), Action("step", times=8)),
@@ -99,6 +107,15 @@ PLAYS = {
             submit("short", 12),
             Action("step", times=60),
         ),
+    ),
+    # Nothing wrong: a client leaves while the store looks for what it holds, and the next one waits for that as well.
+    "asked again after another": Scenario(
+        Config(groups=ATTENTION, num_blocks=9, hash_unit=4, step_tokens=8, connector="async", offer_delay=2),
+        (submit("gone", 4), Action("step"), Action("abort", "gone"), submit("next", 4), Action("step", times=4)),
+    ),
+    "asked again for long": Scenario(
+        Config(groups=ATTENTION, num_blocks=9, hash_unit=4, step_tokens=8, connector="async", offer_delay=9),
+        (submit("r", 4), Action("step", times=12)),
     ),
     # Nothing wrong: as many tokens are left over as a block has, or the newcomer waits for blocks or for a place.
     "room for a block": Scenario(
@@ -137,6 +154,7 @@ PLAYS = {
         ("exact fit", HOLDERS, "0.26.0", "0.33.0"),
         ("head of line", HOLDERS, "0.26.0", "0.33.0"),
         ("two images", ALONE, "0.27.0", "0.28.0"),
+        ("two images, asked again", ALONE, "0.27.0", "0.28.0"),
         ("two images later", RUNNING, "0.27.0", "0.28.0"),
         ("short prompt", PASSED, "0.27.0", "0.26.0"),
         ("less than a block", PASSED, "0.26.0", ""),
@@ -154,7 +172,7 @@ def test_getting_nowhere_is_seen_where_it_happens(
         assert healthy.judged["ADMIT.starved"]
 
 
-@pytest.mark.parametrize("name", ["room for a block", "no place", "no blocks"])
+@pytest.mark.parametrize("name", ["room for a block", "no place", "no blocks", *ASKED])
 def test_who_waits_for_something_is_not_starved(name: str) -> None:
     for release in ("0.27.0", "0.33.0"):
         seen = play(release, PLAYS)[name]

@@ -68,6 +68,7 @@ ILLEGAL = {
     "threshold above model length": _config(FULL, MAMBA, unit=16, long_prefill_threshold=2048),
     "unit finer than the only block": _config(FULL, unit=8),
     "retention of attention": _config(FULL, unit=16, retention=64),
+    "groups all alike": _config(FULL, FULL, unit=16),
 }
 
 PLAIN = (
@@ -199,6 +200,7 @@ def drive_old() -> dict[str, Any]:
         "release": dataclasses.asdict(release()) | {"drafters_recognised": sorted(release().drafters_recognised)},
         "legal": {name: legal(config) for name, config in plain.items()},
         "retention 0": {name: legal(config) for name, config in windows.items()},
+        "alike": legal(ILLEGAL["groups all alike"]),
         "default": [default_retention(eagle=False), default_retention(eagle=True)],
         "runs": {name: _run(config) for name, config in plain.items()},
     }
@@ -406,8 +408,9 @@ def test_what_the_release_derives(driven: dict[str, Any]) -> None:
 def test_the_release_refuses_what_its_engine_would(driven: dict[str, Any]) -> None:
     only_026 = {"block above step", "block above long-prefill threshold"}
     from_027 = {"threshold above model length"}
+    from_029 = {"groups all alike"} if _version(driven) >= (0, 29) else set()
     for name, answer in driven["refused"].items():
-        legal = name in (from_027 if _version(driven) < (0, 27) else only_026)
+        legal = name in (from_027 if _version(driven) < (0, 27) else only_026) | from_029
         assert answer["built"] is legal, name
         assert (answer["reason"] is None) is legal, name
 
@@ -435,6 +438,7 @@ def test_releases_before_026_are_driven_as_far_as_they_go(version: str, inside: 
         assert run["unknown keys"] == 0, name
         assert run["hit"] > 0, name
         assert run["hit"] % CONFIGS[name].scheduler_block == 0, name
+    assert "only where they differ" in driven["alike"]
     assert driven["default"] == [None, None]
     mechanisms = ("retention", "partial_hits", "admission_cap", "local_in_estimate", "lookup_for_connector")
     has = {name for name in mechanisms if driven["release"][name]}

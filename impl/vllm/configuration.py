@@ -37,6 +37,9 @@ __all__ = [
 
 CONNECTOR_NAME = "KvproofConnector"
 
+UNLIKE_UNTIL = (0, 29)
+"""Before it a hybrid lookup asserts two kinds or sizes of groups (HybridKVCacheCoordinator); since then one will do."""
+
 JUNCTION_STATES = ("enable_mamba_fine_grained_prefix_cache", "enable_mamba_shared_prefix_checkpoint")
 """What releases call it that a recurrent state is kept where a shared prefix ends: up to 0.30, and since."""
 
@@ -290,6 +293,12 @@ def _kv_cache_config(config: Config, engine: Any) -> Any:
         interface.KVCacheGroupSpec([f"layer.{index}"], _spec(config, group), is_eagle_group=marks and group.drafter)
         for index, group in enumerate(config.groups)
     ]
+    alike = len(groups) > 1 and all(group.kv_cache_spec == groups[0].kv_cache_spec for group in groups)
+    if alike and release().version < UNLIKE_UNTIL:
+        raise ConfigError(
+            f"vLLM {release().name} starts with several groups only where they differ: leave one of them, or give them "
+            "different blocks"
+        )
     built = only(
         interface.KVCacheConfig,
         num_blocks=config.num_blocks,
@@ -375,9 +384,9 @@ def legal(config: Config) -> str | None:
 
     Asked of the release: its configuration classes, its block-size and retention checks. Known answers: up to 0.22 any
     retention interval, and in 0.23 one without a window group; up to 0.26 a recurrent block above the step's token
-    limit, or above the long-prefill threshold; everywhere more running requests than tokens in a step, a threshold
-    above the model length, a unit finer than the block of a single group, a positive retention interval without a
-    sparse group.
+    limit, or above the long-prefill threshold; up to 0.28 several groups that are all alike; everywhere more running
+    requests than tokens in a step, a threshold above the model length, a unit finer than the block of a single group, a
+    positive retention interval without a sparse group.
     """
     reason = config.problem()
     if reason is not None:

@@ -59,6 +59,8 @@ class Store:
         self.offered: dict[str, int] = {}
         self.asked_before: dict[str, int] = {}
         """How often each request was met with "ask again" since it was last admitted."""
+        self.put_off = False
+        """Whether anybody was met with that since it was last cleared."""
         self.sending: dict[str, int] = {}
         """Steps until a request that has ended needs its blocks no more."""
         self.shown: dict[str, int] = {}
@@ -97,6 +99,7 @@ class Store:
         """Whether the store does not know yet what it holds of the request: it has to be asked again."""
         asked = self.asked_before[request] = self.asked_before.get(request, 0) + 1
         if asked <= self.config.offer_delay:
+            self.put_off = True
             return True
         del self.asked_before[request]
         return False

@@ -252,6 +252,12 @@ class Driver:
         watched, self.scheduler._preempt_request = self.scheduler._preempt_request, self._preempt
         try:
             return bool(self.scheduler.reset_prefix_cache(action.running, action.store))
+        except Exception as error:
+            if self._raised is not None:
+                raise
+            # EngineCoreProc._invoke_utility_method answers whoever called with what was raised, and the engine goes on.
+            self._emit(_crash(error, call="reset"))
+            return True
         finally:
             self.scheduler._preempt_request = watched
 
@@ -342,7 +348,9 @@ class Driver:
         if self.hand_over is not None:
             self.hand_over.step_over(self.device.spoiled)
         loading = bool(self.store.flying or self.store.sending) or (self.offload is not None and self.offload.busy)
-        for found in self.progress.after(output.num_scheduled_tokens, loading, bool(arrived), self._launched()):
+        put_off, self.store.put_off = self.store.put_off, False
+        rows, launched = output.num_scheduled_tokens, self._launched()
+        for found in self.progress.after(rows, loading, bool(arrived), launched, put_off):
             self._emit(found)
         self._watch_alone()
 
@@ -460,16 +468,19 @@ class Driver:
         self.dead = True
         if self._raised is not None:
             raise self._raised from None
-        if isinstance(error, Malformed):
-            crash = Crash("vllm.v1.core.sched.scheduler:schedule", f"MalformedOutput: {error}", "")
-        else:
-            location, line = innermost(error.__traceback__)
-            crash = Crash(location, " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": "), line)
         try:
-            self._emit(crash)
+            self._emit(_crash(error))
         except BaseException:
             assert self._raised is not None
             raise self._raised from None
+
+
+def _crash(error: Exception, call: str = "") -> Crash:
+    """What there is to say of ``error``. ``call``: it was raised in an operator's call."""
+    if isinstance(error, Malformed):
+        return Crash("vllm.v1.core.sched.scheduler:schedule", f"MalformedOutput: {error}", "")
+    location, line = innermost(error.__traceback__)
+    return Crash(location, " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": "), line, call)
 
 
 def _require_rows(output: Any) -> None:

@@ -57,7 +57,8 @@ class Progress:
     def __init__(self, config: Config, scheduler: Any, view: CacheView) -> None:
         self._config, self._scheduler, self._view = config, scheduler, view
         self.idle = 0
-        """Steps in a row that ran nothing and waited for no load."""
+        """Steps in a row that ran nothing and waited for no load. Steps in which a store put somebody off count neither
+        way."""
         self._fruitless = 0
         self._stalled = False
         self._highest: dict[str, int] = {}
@@ -78,13 +79,19 @@ class Progress:
         self._fruitless = 0
 
     def after(
-        self, rows: Mapping[str, int], loading: bool, arrived: bool, launched: Collection[str] = ()
+        self,
+        rows: Mapping[str, int],
+        loading: bool,
+        arrived: bool,
+        launched: Collection[str] = (),
+        put_off: bool = False,
     ) -> list[Stall | Starved]:
         """A step is over that ran ``rows`` (tokens by request). Loads are under way (``loading``), or have ``arrived``
-        with it. ``launched`` are the requests in steps that are scheduled and not over.
+        with it. ``launched`` are the requests in steps that are scheduled and not over. ``put_off``: a store did not
+        know yet what it holds of somebody, who is to ask again.
         """
         found: list[Stall | Starved] = []
-        stall = self._stall_after(bool(rows or launched), loading, arrived)
+        stall = self._stall_after(bool(rows or launched), loading, arrived, put_off and not self._refused)
         if stall is not None:
             found.append(stall)
         found += self._starved_after(rows, launched)
@@ -93,13 +100,14 @@ class Progress:
 
     # -- nothing comes of it ------------------------------------------------------------------------------------------
 
-    def _stall_after(self, ran: bool, loading: bool, arrived: bool) -> Stall | None:
+    def _stall_after(self, ran: bool, loading: bool, arrived: bool, put_off: bool) -> Stall | None:
         if self._brought() or not self._scheduler.requests:
             self.idle = self._fruitless = 0
             self._stalled = False
             return None
         self._fruitless += 1
-        self.idle = 0 if ran or loading or arrived else self.idle + 1
+        # Whoever asks again waits for the store: such a step is none of the engine's, and no progress either.
+        self.idle = 0 if ran or loading or arrived else self.idle + (not put_off)
         if self._stalled or (self.idle < STALL_AFTER and self._fruitless < self._bound()):
             return None
         stall = self._stall(busy=self.idle < STALL_AFTER)
@@ -119,8 +127,9 @@ class Progress:
         return progress
 
     def _bound(self) -> int:
-        """More steps than it takes to compute all that is known once again, a token at a time, and to load it once."""
-        steps = self._config.load_steps + 1
+        """More steps than it takes to compute all that is known once again, a token at a time, to hear what the store
+        holds, and to load that once."""
+        steps = self._config.load_steps + self._config.offer_delay + 1
         return STALL_AFTER + sum(int(request.num_tokens) + steps for request in self._scheduler.requests.values())
 
     def _stall(self, busy: bool) -> Stall | None:

@@ -144,7 +144,7 @@ def _title(event: Event) -> str:
         case StepEnd():
             return f"step {event.index}"
         case Crash():
-            return f"crash in {event.location}"
+            return f"{f'{event.call} fails' if event.call else 'crash'} in {event.location}"
         case Stall():
             return f"stall of {event.request}"
         case Drained():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproof.invariants.catalogue import CATALOGUE
+from kvproof.invariants.invariant import spoils
 from kvproof.models.stateful.drive import Identity, Run, Watcher, Watchers, standard_watchers
 from kvproof.spec.events import Allocate, Crash, Forward, Loaded, Lone, Observation, Resume, Stall, Starved, StepEnd
 from kvproof.spec.finding import Violation
@@ -100,8 +101,9 @@ def replay(
 
 def _follows(violations: Sequence[Violation]) -> frozenset[Identity]:
     """What came with the violation that ended the run, and after it in the order of the catalogue."""
-    ends = {entry.id for entry in CATALOGUE if entry.contaminates}
-    first = next((i for i, violation in enumerate(violations) if violation.invariant in ends), len(violations))
+    entries = {entry.id: entry for entry in CATALOGUE}
+    ends = (i for i, v in enumerate(violations) if v.invariant in entries and spoils(entries[v.invariant], v))
+    first = next(ends, len(violations))
     before = {violation.identity for violation in violations[: first + 1]}
     after = {v.identity for v in violations[first + 1 :] if v.invariant != violations[first].invariant}
     return frozenset(after - before)
@@ -163,6 +165,6 @@ class _Timeline:
                 how = f"lost its blocks {event.preempted} times" if event.preempted else "waits"
                 self.say(f"{event.request} is alone, {how} and gets no further")
             case Crash():
-                self.say(f"crash in {event.location}: {event.error}")
+                self.say(f"{f'{event.call} fails' if event.call else 'crash'} in {event.location}: {event.error}")
             case _:
                 pass

@@ -45,6 +45,12 @@ CALLS = (
                 "kv_cache_manager.truncate_computed_blocks-ValueError-no-block-for-request",
                 {},
             ),
+            Mutant(
+                lambda: seen(CRASH, call="reset"),
+                "kv_cache_manager.truncate_computed_blocks-AssertionError-assert-num_blocks-len-group",
+                {"call": "reset"},
+                ("operator's reset", "goes on"),
+            ),
         ),
     ),
     Rule(
