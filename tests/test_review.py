@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -235,6 +236,33 @@ def test_the_diagram_has_every_change_of_status_that_there_is(monkeypatch: pytes
     drawn = machine.diagram(first)
     assert drawn.count("<line") == len(first)
     assert {arrow.before for arrow in first} | {arrow.after for arrow in first} == set(machine._PLACES)
+
+
+def test_every_arrow_goes_from_border_to_border_of_its_boxes_and_through_no_other() -> None:
+    arrows = machine.arrows()
+    drawn = ElementTree.fromstring(machine.diagram(arrows))
+    names = [text.text for text in drawn.iter("text") if text.get("class") == "name"]
+    boxes = dict(zip(names, map(_box, drawn.iter("rect")), strict=True))
+    lines = [[float(line.get(end, "")) for end in ("x1", "y1", "x2", "y2")] for line in drawn.iter("line")]
+    assert len(boxes) == 5
+    for arrow, (x1, y1, x2, y2) in zip(arrows, lines, strict=True):
+        assert abs(_outside(boxes[arrow.before], x1, y1)) < 0.1, f"{arrow} does not begin on its box's border"
+        assert abs(_outside(boxes[arrow.after], x2, y2)) < 0.1, f"{arrow} does not end on its box's border"
+        for part in range(1, 200):
+            x, y = x1 + (x2 - x1) * part / 200, y1 + (y2 - y1) * part / 200
+            under = [name for name, box in boxes.items() if _outside(box, x, y) < 0]
+            assert not under, f"{arrow} runs under {under}"
+
+
+def _box(rect: ElementTree.Element) -> tuple[float, float, float, float]:
+    x, y, width, height = (float(rect.get(name, "")) for name in ("x", "y", "width", "height"))
+    return x, y, x + width, y + height
+
+
+def _outside(box: tuple[float, float, float, float], x: float, y: float) -> float:
+    """How far a point is outside a box; 0 on its border, negative within."""
+    left, top, right, bottom = box
+    return max(left - x, x - right, top - y, y - bottom)
 
 
 def test_every_action_says_what_it_does_and_when() -> None:
