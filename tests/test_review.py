@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shutil
 import subprocess
@@ -16,12 +17,15 @@ from typer.testing import CliRunner
 
 from kvproof import cli
 from kvproof.errors import CheckerError, UsageError
-from kvproof.invariants.catalogue import CATALOGUE, by_id
-from kvproof.review import causes, content, diff, digests, machine, site, sources, status
+from kvproof.invariants.catalogue import CATALOGUE, Invariant, by_id
+from kvproof.review import causes, content, diff, digests, machine, site, sources, status, told
+from kvproof.review.cases.calls import allocate, charged
+from kvproof.review.cases.fakeview import MAMBA
 from kvproof.review.examples import example
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
 from kvproof.spec.rules import chunk
+from kvproof.spec.view import NULL
 
 ROOT = Path(__file__).parents[1]
 STORED = status.stored_file()
@@ -170,6 +174,27 @@ def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
     assert shown.sound.strips
 
 
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
+def test_what_was_spoilt_is_drawn_and_marked_on_the_page(entry: Invariant, made: Path) -> None:
+    shown = example(entry.id)
+    assert shown.broken.plain != shown.sound.plain, "nothing of what was spoilt is drawn"
+    assert shown.right.endswith(".")
+    page = (made / f"{entry.id.partition('.')[0].lower()}.html").read_text(encoding="utf-8")
+    section = page.partition(f'<section id="{content.anchor(entry.id)}">')[2].partition("</section>")[0]
+    sound, broken = section.split('<div class="case">')[1:]
+    marks = r'<mark>|class="cell \w+ (?:wrong|differs)"'
+    assert not re.search(marks, sound)
+    assert re.search(marks, broken)
+    assert html.escape(shown.right) in html.escape(html.unescape(broken))
+    cells = [cell for strip in shown.broken.strips for cell in strip.cells]
+    assert shown.broken.violation is not None
+    block = dict(shown.broken.violation.where).get("block", NULL)
+    if block != NULL:
+        assert {cell.block for cell in cells if cell.wrong} == {block}
+    elif not shown.broken.differing:
+        assert any(cell.marked for cell in cells), "the event is the same, and so is the picture"
+
+
 def test_an_example_marks_what_differs_and_draws_a_count_of_the_null_block() -> None:
     assert example("SLOT.chunk-end").broken.differing == ("granted",)
     assert example("SLOT.chunk-end").sound.differing == ()
@@ -178,6 +203,45 @@ def test_an_example_marks_what_differs_and_draws_a_count_of_the_null_block() -> 
     assert null
     assert all(cell.lines == ("-4 references",) and cell.wrong and cell.differs for cell in null)
     assert not any(cell.lines for strip in shown.sound.strips for cell in strip.cells if cell.kind == "null")
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "line"),
+    [
+        ("EVENT.replays", "block 11", "never announced"),
+        ("EXT.in-flight-held", "block 13", "a load for r2 writes to it"),
+        ("HIT.same-step", "@24 block 9", "written in this very step"),
+        ("HIT.covers", "@20 no block", ""),
+        ("SLOT.key-length", "@16 block 8", "noted as 15 tokens"),
+        ("TAIL.newest-held", "block 11", "r1's newest state, after 8 tokens"),
+        ("REF.queue", "block 14", "0 references"),
+        ("REF.queue-shape", "free blocks", "14 by its count"),
+        ("REF.double-free", "block 14, place 14", "0 references"),
+        ("REF.null", "null, place 14", ""),
+        ("REF.keys-map", "@16 block 8", "found by no lookup"),
+        ("REF.drained", "block 9, place 22", "1 reference"),
+    ],
+)
+def test_a_mark_is_on_what_is_wrong(name: str, title: str, line: str) -> None:
+    marked = {cell.title: cell.lines for strip in example(name).broken.strips for cell in strip.cells if cell.marked}
+    assert title in marked
+    assert not line or line in marked[title]
+
+
+def test_of_a_long_value_only_what_differs_is_marked() -> None:
+    pieces = dict(example("ADMIT.exact").broken.fields)["estimates"]
+    assert [text for text, differs in pieces if differs] == ["8"]
+    assert told.compared("", "two") == (("two", True),)
+    assert "".join(text for text, _ in pieces) == told.told(allocate(charged(MAMBA, total=8)).event.estimates)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
+def test_prefixes_are_told_by_length_and_hash_and_not_as_numbers(entry: Invariant) -> None:
+    for shown in (example(entry.id).sound, example(entry.id).broken):
+        for name, pieces in shown.fields:
+            text = "".join(text for text, _ in pieces)
+            assert not re.search(r"\b\d{6,}\b", text), f"{name} is told as {text}"
+            assert name not in ("states", "parent", "state") or text.lstrip("[").startswith("state@")
 
 
 def test_every_page_says_how_to_read_its_notation(made: Path) -> None:

@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def anchor(self) -> str:
-        return self.id.lower().replace(".", "-")
+        return anchor(self.id)
 
     def causes_on(self, release: str) -> str:
         """The name on its page of what was seen on ``release``; empty where nothing was."""
@@ -82,6 +82,11 @@ class RuleModule:
     text: str
     functions: tuple[tuple[str, str], ...]
     mirrors: tuple[str, ...]
+
+
+def anchor(invariant: str) -> str:
+    """The name on its page of what is said of an invariant."""
+    return invariant.lower().replace(".", "-")
 
 
 def entries(status: Status) -> list[Entry]:
