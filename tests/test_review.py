@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import shutil
 import subprocess
@@ -17,15 +16,11 @@ from typer.testing import CliRunner
 
 from kvproof import cli
 from kvproof.errors import CheckerError, UsageError
-from kvproof.invariants.catalogue import CATALOGUE, Invariant, by_id
-from kvproof.review import causes, content, diff, digests, machine, site, sources, status, told
-from kvproof.review.cases.calls import allocate, charged
-from kvproof.review.cases.fakeview import MAMBA
-from kvproof.review.examples import example
+from kvproof.invariants.catalogue import CATALOGUE, by_id
+from kvproof.review import causes, content, diff, digests, machine, site, sources, status
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
 from kvproof.spec.rules import chunk
-from kvproof.spec.view import NULL
 
 ROOT = Path(__file__).parents[1]
 STORED = status.stored_file()
@@ -151,6 +146,66 @@ def test_a_broken_cell_leads_to_its_causes_and_says_which_are_on_record_today() 
     assert _entry(name, old).seen == ()
 
 
+@pytest.mark.parametrize(
+    ("run", "checker", "subject"),
+    [("fuzz reference", "fuzz, reference engine", "reference"), ("explore", "explore", "spec")],
+)
+def test_a_broken_cell_of_what_is_ours_leads_to_its_causes_too(run: str, checker: str, subject: str) -> None:
+    name = "SLOT.key-content"
+    broken = said(
+        run, Word("invariant", name, "broken", "fail"), Word("finding", f"{name} odd", "new", "fail", "block 3")
+    )
+    entry = _entry(name, broken)
+    (line,) = [one for one in entry.lines if one.checker == checker]
+    assert "1 cause seen, 1 not on record" in line.words
+    files = site.pages(content.entries(broken), broken)
+    assert f'<a href="slot.html#{entry.causes_on(subject)}">✗!</a>' in files["index.html"]
+    assert f'id="{entry.causes_on(subject)}"' in files["slot.html"]
+    assert f"{causes.SEARCHES[subject][1]}: 1" in files["slot.html"]
+
+
+NEGATIVE = "ADMIT.exact", "mamba-estimate-negative-and-below-taken"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome", "shown", "today"),
+    [
+        ("refuted", "fail", [], "refuted (known)"),
+        ("refuted", "fail", [list(NEGATIVE)], "refuted (known)"),
+        ("refuted", "fail", [["ADMIT.exact", "unheard-of"]], "refuted"),
+        ("refuted (known: ADMIT.exact mamba-estimate-negative-and-below-taken)", "info", [], "refuted (known)"),
+        ("refuted (no scenario was run; on record as: ADMIT.exact mamba-estimate-negative-and-below-taken)", "info", [],
+         "refuted (known, no scenario was run)"),
+        ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", [], "refuted"),
+        ("proved", "pass", [], "proved"),
+    ],
+)  # fmt: skip
+def test_a_refuted_claim_is_known_if_it_is_on_record_today(
+    verdict: str, outcome: str, shown: list[list[str]], today: str
+) -> None:
+    claim = "MAMBA.estimate-not-negative"
+    proved = said("prove --on 0.26.0", Word("proof", claim, verdict, outcome, data={"shown": shown, "scope": ""}))
+    (line,) = [one for one in _entry("ADMIT.exact", proved).lines if one.checker == f"prove --on 0.26.0: {claim}"]
+    assert line.verdict == today
+    known = [record for record in causes.records() if record.source.identity == NEGATIVE]
+    if "known" in today:
+        assert line.mark == "known"
+        assert list(line.records) == known
+        assert ("on record since" in line.words) == (outcome == "fail")
+    else:
+        assert (line.mark, line.records) == ("holds" if outcome == "pass" else "broken", ())
+
+
+def test_a_refuted_claim_links_to_its_record(made: Path) -> None:
+    (record,) = [record for record in causes.records() if record.source.identity == NEGATIVE]
+    for name in ("admit.html", "proofs.html"):
+        page = (made / name).read_text(encoding="utf-8")
+        assert re.search(rf'refuted \(known\)<br><a href="{record.href}">', page)
+    assert (
+        "refuted</td>" not in (made / "proofs.html").read_text(encoding="utf-8").partition("prove --on 0.26.0</h2>")[2]
+    )
+
+
 def _entry(name: str, status: Status) -> content.Entry:
     return next(entry for entry in content.entries(status) if entry.id == name)
 
@@ -163,85 +218,6 @@ def test_what_was_not_run_is_said_and_counted_and_no_result_of_its_own(tmp_path:
     assert "not run yet" in content._smallest("REF.references", stored)
     assert site.build(tmp_path, stored)["not_run"] == 1
     assert stored.lacking("explore") == ["REF.references"]
-
-
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
-    shown = example(entry.id)  # type: ignore[attr-defined]
-    assert shown.sound.violation is None
-    assert shown.broken.violation is not None
-    assert shown.broken.violation.witness
-    assert shown.sound.strips
-
-
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_what_was_spoilt_is_drawn_and_marked_on_the_page(entry: Invariant, made: Path) -> None:
-    shown = example(entry.id)
-    assert shown.broken.plain != shown.sound.plain, "nothing of what was spoilt is drawn"
-    assert shown.right.endswith(".")
-    page = (made / f"{entry.id.partition('.')[0].lower()}.html").read_text(encoding="utf-8")
-    section = page.partition(f'<section id="{content.anchor(entry.id)}">')[2].partition("</section>")[0]
-    sound, broken = section.split('<div class="case">')[1:]
-    marks = r'<mark>|class="cell \w+ (?:wrong|differs)"'
-    assert not re.search(marks, sound)
-    assert re.search(marks, broken)
-    assert html.escape(shown.right) in html.escape(html.unescape(broken))
-    cells = [cell for strip in shown.broken.strips for cell in strip.cells]
-    assert shown.broken.violation is not None
-    block = dict(shown.broken.violation.where).get("block", NULL)
-    if block != NULL:
-        assert {cell.block for cell in cells if cell.wrong} == {block}
-    elif not shown.broken.differing:
-        assert any(cell.marked for cell in cells), "the event is the same, and so is the picture"
-
-
-def test_an_example_marks_what_differs_and_draws_a_count_of_the_null_block() -> None:
-    assert example("SLOT.chunk-end").broken.differing == ("granted",)
-    assert example("SLOT.chunk-end").sound.differing == ()
-    shown = example("REF.null-count")
-    null = [cell for strip in shown.broken.strips for cell in strip.cells if cell.kind == "null"]
-    assert null
-    assert all(cell.lines == ("-4 references",) and cell.wrong and cell.differs for cell in null)
-    assert not any(cell.lines for strip in shown.sound.strips for cell in strip.cells if cell.kind == "null")
-
-
-@pytest.mark.parametrize(
-    ("name", "title", "line"),
-    [
-        ("EVENT.replays", "block 11", "never announced"),
-        ("EXT.in-flight-held", "block 13", "a load for r2 writes to it"),
-        ("HIT.same-step", "@24 block 9", "written in this very step"),
-        ("HIT.covers", "@20 no block", ""),
-        ("SLOT.key-length", "@16 block 8", "noted as 15 tokens"),
-        ("TAIL.newest-held", "block 11", "r1's newest state, after 8 tokens"),
-        ("REF.queue", "block 14", "0 references"),
-        ("REF.queue-shape", "free blocks", "14 by its count"),
-        ("REF.double-free", "block 14, place 14", "0 references"),
-        ("REF.null", "null, place 14", ""),
-        ("REF.keys-map", "@16 block 8", "found by no lookup"),
-        ("REF.drained", "block 9, place 22", "1 reference"),
-    ],
-)
-def test_a_mark_is_on_what_is_wrong(name: str, title: str, line: str) -> None:
-    marked = {cell.title: cell.lines for strip in example(name).broken.strips for cell in strip.cells if cell.marked}
-    assert title in marked
-    assert not line or line in marked[title]
-
-
-def test_of_a_long_value_only_what_differs_is_marked() -> None:
-    pieces = dict(example("ADMIT.exact").broken.fields)["estimates"]
-    assert [text for text, differs in pieces if differs] == ["8"]
-    assert told.compared("", "two") == (("two", True),)
-    assert "".join(text for text, _ in pieces) == told.told(allocate(charged(MAMBA, total=8)).event.estimates)
-
-
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_prefixes_are_told_by_length_and_hash_and_not_as_numbers(entry: Invariant) -> None:
-    for shown in (example(entry.id).sound, example(entry.id).broken):
-        for name, pieces in shown.fields:
-            text = "".join(text for text, _ in pieces)
-            assert not re.search(r"\b\d{6,}\b", text), f"{name} is told as {text}"
-            assert name not in ("states", "parent", "state") or text.lstrip("[").startswith("state@")
 
 
 def test_every_page_says_how_to_read_its_notation(made: Path) -> None:
@@ -258,6 +234,29 @@ def test_what_invariants_stand_on_is_claimed() -> None:
     assert named <= right
     assert {claim for claim in right - named if not claim.startswith("RADIX.")} == set()
     assert set(GROUNDS) <= {entry.id for entry in CATALOGUE}
+
+
+def test_the_glossary_has_the_words_that_events_and_configurations_use() -> None:
+    terms = content.glossary()
+    words = {
+        "convolution window",
+        "MTP",
+        "StepEnd",
+        "Drained",
+        "drafter",
+        "junction state",
+        "look-ahead keys",
+        "watermark",
+    }
+    assert words <= terms.keys()
+    assert all(meaning.endswith(".") for meaning in terms.values())
+
+
+def test_the_readme_leads_to_a_page_that_there_is(made: Path) -> None:
+    found = re.findall(r"`site/(\w+\.html)#([\w-]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found
+    for page, anchor in found:
+        assert f'<section id="{anchor}">' in (made / page).read_text(encoding="utf-8")
 
 
 class Links(HTMLParser):
