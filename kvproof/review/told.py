@@ -69,6 +69,9 @@ def _several(items: Sequence[Any], hints: Sequence[Any]) -> str:
         lengths = [length_of(item) for item in items]
         if lengths == list(range(lengths[0], lengths[0] + len(lengths))):
             return f"[{parts[0]}, {parts[1]}, … {parts[-1]}], of one conversation"
+    if dataclasses.is_dataclass(items[0]) or hasattr(items[0], "_fields"):
+        # Each on a line of its own, further in than what they are a part of.
+        return "[\n" + ",\n".join(f"  {part}".replace("\n", "\n  ") for part in parts) + "\n]"
     return f"[{', '.join(parts)}]"
 
 
