@@ -236,7 +236,7 @@ def _with_gap(strip: Strip, where: Where, observation: Observation) -> Strip:
     """The strip with a cell for the slot that is wrong since there is none."""
     slot = int(where.get("slot", -1))
     here = (strip.request, strip.group) == (where.get("request"), where.get("group"))
-    if not here or slot < len(strip.cells) or where.get("block", NULL) > NULL:
+    if not here or slot < len(strip.cells) or int(where.get("block", NULL)) > NULL:
         return strip
     size = observation.view.config.groups[strip.group].block_size
     gap = Cell(f"@{(slot + 1) * size} no block", (), "null")

@@ -25,7 +25,7 @@ def fields(event: Any) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
+def _hints(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
