@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvproof.spec.tracer import State, length_of, show
@@ -20,13 +19,8 @@ _MANY = 8
 def fields(event: Any) -> tuple[tuple[str, str], ...]:
     """Every field of an event, or of what an event has in it, by name."""
     names = getattr(event, "_fields", None) or [field.name for field in dataclasses.fields(event)]
-    hints = _hints(type(event))
+    hints = typing.get_type_hints(type(event))
     return tuple((name, told(getattr(event, name), hints[name])) for name in names)
-
-
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def told(value: Any, hint: Any = None) -> str:
