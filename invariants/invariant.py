@@ -23,7 +23,8 @@ class Invariant:
     """One rule.
 
     ``id`` is the family and a name (``SLOT.key-content``). ``statement`` is one plain sentence, ``why`` what a user
-    sees when it breaks, ``provenance`` the public numbers it comes from. ``events`` are the event types it judges.
+    sees when it breaks, ``provenance`` the public numbers it comes from, or in words whose design rule it is where
+    there are none. ``events`` are the event types it judges.
     ``contaminates`` tells whether what follows a violation in the same run is meaningless (a wrong content is copied
     on, a broken count frees a block in use); otherwise judging may go on.
     """

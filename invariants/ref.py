@@ -199,7 +199,10 @@ ENTRIES = (
         id="REF.null-count",
         statement="The null block is never counted.",
         why="Nothing by itself: a count that drifts hides real errors in sums over all blocks.",
-        provenance=("in releases up to 0.32.0 the count drifts below zero",),
+        provenance=(
+            "design rule of vLLM's block pool, which does not keep the null block's count (up to 0.32.0 it drifts "
+            "below zero); no public change or issue is known",
+        ),
         scope="block",
         events=_EACH_STEP,
         predicate=null_count,

@@ -52,12 +52,17 @@ def one_hold(observation: Observation) -> Verdict:
     return broken
 
 
+_PATCH = (
+    "design rule of a downstream patch of 2026-10-06, which is not in vLLM up to 0.33.0; no public change or issue is "
+    "known to have it",
+)
+
 ENTRIES = (
     Invariant(
         id="TAIL.newest-held",
         statement="The newest state that a living request left, or resumed from, is keyed and cannot be evicted.",
         why="The next turn of the conversation hits nothing, although all its attention blocks are cached.",
-        provenance=("downstream patch of 2026-10-06",),
+        provenance=_PATCH,
         scope="request",
         events=(StepEnd,),
         predicate=newest_held,
@@ -67,7 +72,7 @@ ENTRIES = (
         id="TAIL.one-hold",
         statement="A request holds at most one checkpoint per recurrent group.",
         why="Long conversations take the pool away from everybody else, block by block.",
-        provenance=("downstream patch of 2026-10-06",),
+        provenance=_PATCH,
         scope="request",
         events=(StepEnd, Drained),
         predicate=one_hold,

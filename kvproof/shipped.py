@@ -121,6 +121,7 @@ def _row(
     claim = result.claim
     verdict, outcome, lines = _judge(result)
     text = ""
+    shown: set[Identity] = set()
     if result.verdict == "refuted":
         shown, told = _replayed(result, target, subject, options, progress)
         # What the whole engine shows decides; where it was not asked, what such a refutation is recorded as.
@@ -147,6 +148,7 @@ def _row(
             "paths": result.paths,
             "counterexample": result.counterexample,
             "scenario": None if result.scenario is None else result.scenario.to_dict(),
+            "shown": [list(identity) for identity in sorted(shown)],
             "note": result.note,
         },
     )

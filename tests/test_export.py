@@ -280,6 +280,9 @@ def test_a_reference_is_that_of_the_release() -> None:
     assert "51113" not in documentation(export_pytest(EAGLE, stale, "vllm==0.33.0"))
     unknown = broken("SLOT.key-content", "partial-key-position", group=1)
     assert "not surely of this fault" in documentation(export_pytest(EAGLE, unknown, "vllm==0.28.0"))
+    # A rule that comes from no change or issue names none.
+    worded = broken("REF.null-count", "null-count-positive")
+    assert "design rule" not in documentation(export_pytest(EAGLE, worded, "vllm==0.28.0"))
 
 
 def test_the_groups_that_a_record_is_about_are_in_its_cause() -> None:

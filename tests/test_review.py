@@ -7,17 +7,16 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from kvproof import cli
 from kvproof.errors import CheckerError, UsageError
 from kvproof.invariants.catalogue import CATALOGUE, by_id
 from kvproof.review import causes, content, diff, digests, machine, site, sources, status
-from kvproof.review.examples import example
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
 from kvproof.spec.rules import chunk
@@ -146,6 +145,63 @@ def test_a_broken_cell_leads_to_its_causes_and_says_which_are_on_record_today() 
     assert _entry(name, old).seen == ()
 
 
+@pytest.mark.parametrize(
+    ("run", "checker", "subject"),
+    [("fuzz reference", "fuzz, reference engine", "reference"), ("explore", "explore", "spec")],
+)
+def test_a_broken_cell_of_what_is_ours_leads_to_its_causes_too(run: str, checker: str, subject: str) -> None:
+    name = "SLOT.key-content"
+    broken = said(
+        run, Word("invariant", name, "broken", "fail"), Word("finding", f"{name} odd", "new", "fail", "block 3")
+    )
+    entry = _entry(name, broken)
+    (line,) = [one for one in entry.lines if one.checker == checker]
+    assert "1 cause seen, 1 not on record" in line.words
+    files = site.pages(content.entries(broken), broken)
+    assert f'<a href="slot.html#{entry.causes_on(subject)}">✗!</a>' in files["index.html"]
+    assert f'id="{entry.causes_on(subject)}"' in files["slot.html"]
+    assert f"{causes.SEARCHES[subject][1]}: 1" in files["slot.html"]
+
+
+NEGATIVE = "ADMIT.exact", "mamba-estimate-negative-and-below-taken"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome", "shown", "today"),
+    [
+        ("refuted", "fail", [], "refuted (known)"),
+        ("refuted", "fail", [list(NEGATIVE)], "refuted (known)"),
+        ("refuted", "fail", [["ADMIT.exact", "unheard-of"]], "refuted"),
+        ("refuted (known: ADMIT.exact mamba-estimate-negative-and-below-taken)", "info", [], "refuted (known)"),
+        ("refuted (no scenario was run; on record as: ADMIT.exact mamba-estimate-negative-and-below-taken)", "info", [],
+         "refuted (known, no scenario was run)"),
+        ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", [], "refuted"),
+        ("proved", "pass", [], "proved"),
+    ],
+)  # fmt: skip
+def test_a_refuted_claim_is_known_if_it_is_on_record_today(
+    verdict: str, outcome: str, shown: list[list[str]], today: str
+) -> None:
+    claim = "MAMBA.estimate-not-negative"
+    proved = said("prove --on 0.26.0", Word("proof", claim, verdict, outcome, data={"shown": shown, "scope": ""}))
+    (line,) = [one for one in _entry("ADMIT.exact", proved).lines if one.checker == f"prove --on 0.26.0: {claim}"]
+    assert line.verdict == today
+    known = [record for record in causes.records() if record.source.identity == NEGATIVE]
+    if "known" in today:
+        assert line.mark == "known"
+        assert list(line.records) == known
+        assert ("on record since" in line.words) == (outcome == "fail")
+    else:
+        assert (line.mark, line.records) == ("holds" if outcome == "pass" else "broken", ())
+
+
+def test_a_refuted_claim_links_to_its_record(made: Path) -> None:
+    (record,) = [record for record in causes.records() if record.source.identity == NEGATIVE]
+    for name in ("admit.html", "proofs.html"):
+        page = (made / name).read_text(encoding="utf-8")
+        assert re.search(rf'refuted \(known\)<br><a href="{record.href}">', page)
+
+
 def _entry(name: str, status: Status) -> content.Entry:
     return next(entry for entry in content.entries(status) if entry.id == name)
 
@@ -158,25 +214,6 @@ def test_what_was_not_run_is_said_and_counted_and_no_result_of_its_own(tmp_path:
     assert "not run yet" in content._smallest("REF.references", stored)
     assert site.build(tmp_path, stored)["not_run"] == 1
     assert stored.lacking("explore") == ["REF.references"]
-
-
-@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_an_example_is_computed_and_shows_what_is_wrong(entry: object) -> None:
-    shown = example(entry.id)  # type: ignore[attr-defined]
-    assert shown.sound.violation is None
-    assert shown.broken.violation is not None
-    assert shown.broken.violation.witness
-    assert shown.sound.strips
-
-
-def test_an_example_marks_what_differs_and_draws_a_count_of_the_null_block() -> None:
-    assert example("SLOT.chunk-end").broken.differing == ("granted",)
-    assert example("SLOT.chunk-end").sound.differing == ()
-    shown = example("REF.null-count")
-    null = [cell for strip in shown.broken.strips for cell in strip.cells if cell.kind == "null"]
-    assert null
-    assert all(cell.lines == ("-4 references",) and cell.wrong and cell.differs for cell in null)
-    assert not any(cell.lines for strip in shown.sound.strips for cell in strip.cells if cell.kind == "null")
 
 
 def test_every_page_says_how_to_read_its_notation(made: Path) -> None:
@@ -193,6 +230,29 @@ def test_what_invariants_stand_on_is_claimed() -> None:
     assert named <= right
     assert {claim for claim in right - named if not claim.startswith("RADIX.")} == set()
     assert set(GROUNDS) <= {entry.id for entry in CATALOGUE}
+
+
+def test_the_glossary_has_the_words_that_events_and_configurations_use() -> None:
+    terms = content.glossary()
+    words = {
+        "convolution window",
+        "MTP",
+        "StepEnd",
+        "Drained",
+        "drafter",
+        "junction state",
+        "look-ahead keys",
+        "watermark",
+    }
+    assert words <= terms.keys()
+    assert all(meaning.endswith(".") for meaning in terms.values())
+
+
+def test_the_readme_leads_to_a_page_that_there_is(made: Path) -> None:
+    found = re.findall(r"`site/(\w+\.html)#([\w-]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found
+    for page, anchor in found:
+        assert f'<section id="{anchor}">' in (made / page).read_text(encoding="utf-8")
 
 
 class Links(HTMLParser):
@@ -235,6 +295,33 @@ def test_the_diagram_has_every_change_of_status_that_there_is(monkeypatch: pytes
     drawn = machine.diagram(first)
     assert drawn.count("<line") == len(first)
     assert {arrow.before for arrow in first} | {arrow.after for arrow in first} == set(machine._PLACES)
+
+
+def test_every_arrow_goes_from_border_to_border_of_its_boxes_and_through_no_other() -> None:
+    arrows = machine.arrows()
+    drawn = ElementTree.fromstring(machine.diagram(arrows))
+    names = [text.text for text in drawn.iter("text") if text.get("class") == "name"]
+    boxes = dict(zip(names, map(_box, drawn.iter("rect")), strict=True))
+    lines = [[float(line.get(end, "")) for end in ("x1", "y1", "x2", "y2")] for line in drawn.iter("line")]
+    assert len(boxes) == 5
+    for arrow, (x1, y1, x2, y2) in zip(arrows, lines, strict=True):
+        assert abs(_outside(boxes[arrow.before], x1, y1)) < 0.1, f"{arrow} does not begin on its box's border"
+        assert abs(_outside(boxes[arrow.after], x2, y2)) < 0.1, f"{arrow} does not end on its box's border"
+        for part in range(1, 200):
+            x, y = x1 + (x2 - x1) * part / 200, y1 + (y2 - y1) * part / 200
+            under = [name for name, box in boxes.items() if _outside(box, x, y) < 0]
+            assert not under, f"{arrow} runs under {under}"
+
+
+def _box(rect: ElementTree.Element) -> tuple[float, float, float, float]:
+    x, y, width, height = (float(rect.get(name, "")) for name in ("x", "y", "width", "height"))
+    return x, y, x + width, y + height
+
+
+def _outside(box: tuple[float, float, float, float], x: float, y: float) -> float:
+    """How far a point is outside a box; 0 on its border, negative within."""
+    left, top, right, bottom = box
+    return max(left - x, x - right, top - y, y - bottom)
 
 
 def test_every_action_says_what_it_does_and_when() -> None:
@@ -391,47 +478,3 @@ def test_an_interrupted_refresh_tells_what_was_done(
     assert cli.run(["spec", "refresh", "prove", "explore", "--status", str(file)]) == 130
     assert "run=1 failed=0" in capfd.readouterr().out
     assert set(status.load(file).runs) == {"prove"}
-
-
-# -- the documents -----------------------------------------------------------------------------------------------------
-
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
-def test_documents_link_to_what_is_there(file: Path) -> None:
-    for href in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
-        if not href.startswith("https://"):
-            assert (file.parent / href).exists(), f"{file.name} links to {href}"
-
-
-@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
-def test_documents_name_commands_and_options_that_there_are(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    for line in re.findall(r"(?:^|\$ |`)kvproof ((?:[a-z]+)(?: [^`\n#]*)?)", text, re.MULTILINE):
-        words = line.split()
-        command = typer.main.get_command(cli.app)
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        assert command.name != "kvproof", f"{file.name}: there is no kvproof {line}"
-        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for word in words:
-            if word.startswith("--"):
-                assert word in known | {"--help"}, f"{file.name}: kvproof {command.name} has no {word}"
-
-
-def test_the_workflow_is_shell_that_parses_and_names_options_that_there_are() -> None:
-    yaml = pytest.importorskip("yaml")
-    workflow = yaml.safe_load((ROOT / "docs" / "kvproof.yml").read_text(encoding="utf-8"))
-    scripts = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-    assert len(scripts) == 2
-    for script in scripts:
-        subprocess.run(["bash", "-n", "-c", script], check=True)
-    assert "kvproof fuzz vllm@. --preset pull-request --report reports" in scripts[1]
-    assert "kvproof fuzz vllm@. --preset nightly --campaign kvproof-campaign --report reports" in scripts[1]
-    assert {str(preset) for preset in cli.PRESETS} == {"pull-request", "nightly"}
-    steps = {step.get("uses", "").partition("@")[0]: step for job in workflow["jobs"].values() for step in job["steps"]}
-    restored, saved = steps["actions/cache/restore"], steps["actions/cache/save"]
-    assert restored["with"]["path"] == saved["with"]["path"] == "kvproof-campaign"
-    assert saved["with"]["key"].startswith(restored["with"]["restore-keys"])
-    assert "always()" in saved["if"], "a search that found something fails, and is kept"

@@ -384,6 +384,7 @@ def test_the_command_lists_what_is_recorded_and_keeps_a_scenario(tmp_path: Path)
     assert set(rows) == {claim.id for claim in CLAIMS}
     assert rows["SPLIT.chunk-end/plain"]["outcome"] == "info"
     assert rows["SPLIT.chunk-end/plain"]["verdict"].startswith("refuted (known: SLOT.chunk-end")
+    assert {invariant for invariant, _ in rows["SPLIT.chunk-end/plain"]["data"]["shown"]} >= {"SLOT.chunk-end"}
     assert rows["SPLIT.progress/plain"]["outcome"] == "pass"
     assert rows["SPLIT.chunk-end/checkpoint"]["outcome"] == "skip"
     new = [row["id"] for row in data["rows"] if row["outcome"] == "fail"]

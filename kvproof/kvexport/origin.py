@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ def _catalogued(violation: Violation) -> str:
 
     entry = next((entry for entry in catalogue() if entry.id == violation.invariant), None)
     numbers: Iterable[str] = getattr(entry, "provenance", ())
-    known = ", ".join(numbers)
+    known = ", ".join(number for number in numbers if re.fullmatch(r"(PR|issue) \d+", number))
     return f"vLLM {known} (of the invariant, not surely of this fault)" if known else ""
 
 

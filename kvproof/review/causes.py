@@ -1,4 +1,5 @@
-"""What was seen to break an invariant on releases of vLLM, cause by cause, and whether it is on record today.
+"""What was seen to break an invariant, on releases of vLLM and on what is ours, cause by cause, and whether it is on
+record today.
 
 What was seen is read off the stored searches, which are as old as they are; what is on record is asked anew each time,
 so that a cause which was recorded after the search is not called new for ever.
@@ -6,12 +7,19 @@ so that a cause which was recorded after the search is not called new for ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvproof import findings
 from kvproof.datafiles import data_files
 from kvproof.review.status import RELEASES, Status, Word
+
+SEARCHES: Mapping[str, tuple[str, str]] = {
+    findings.SPECIFICATION: ("explore", "the abstract machine"),
+    findings.REFERENCE: ("fuzz reference", "the reference engine"),
+    **{release: (f"fuzz {release}", f"vLLM {release}") for release in RELEASES},
+}
+"""What is searched, as records call it: the stored run that says what was seen, and its name in words."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,11 @@ class Record:
         return f"record-{self.file.removesuffix('.json')}"
 
     @property
+    def href(self) -> str:
+        """Where on the site it is told."""
+        return f"{self.source.invariant.partition('.')[0].lower()}.html#{self.anchor}"
+
+    @property
     def replay(self) -> str:
         covered = [release for release in RELEASES if findings.known_for([self.source], release).records]
         return self.replay_on(covered[-1]) if covered else ""
@@ -44,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Cause:
-    """One way in which an invariant was seen to break on a release. ``record`` is what covers it there, if anything."""
+    """One way in which an invariant was seen to break. ``record`` is what covers it there, if anything."""
 
     name: str
     witness: str
@@ -54,10 +67,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class SeenOn:
-    """What one stored search of a release saw: ``command`` is the search, ``made`` its day. What is not on record comes
-    first."""
+    """What one stored search of a ``subject`` (a release, the reference engine, the abstract machine) saw: ``name`` is
+    the subject in words, ``command`` the search, ``made`` its day. What is not on record comes first."""
 
-    release: str
+    subject: str
+    name: str
     command: str
     made: str
     causes: tuple[Cause, ...]
@@ -85,14 +99,14 @@ def records() -> list[Record]:
 
 
 def seen(invariant: str, status: Status, known: Sequence[Record]) -> tuple[SeenOn, ...]:
-    """What broke ``invariant``, release by release; releases where nothing did are left out."""
+    """What broke ``invariant``, subject by subject; those on which nothing did are left out."""
     found = []
-    for release in RELEASES:
-        said = status.runs.get(f"fuzz {release}")
+    for subject, (run, name) in SEARCHES.items():
+        said = status.runs.get(run)
         words = [word for word in (said.words if said is not None else ()) if _was_seen(word, invariant)]
         if said is not None and words:
-            causes = tuple(sorted((_cause(word, release, known) for word in words), key=lambda c: c.record is not None))
-            found.append(SeenOn(release, said.command, said.made, causes))
+            causes = tuple(sorted((_cause(word, subject, known) for word in words), key=lambda c: c.record is not None))
+            found.append(SeenOn(subject, name, said.command, said.made, causes))
     return tuple(found)
 
 
@@ -102,12 +116,12 @@ def _was_seen(word: Word, invariant: str) -> bool:
     return word.kind == "finding" and word.id.partition(" ")[0] == invariant and not unseen
 
 
-def _cause(word: Word, release: str, known: Sequence[Record]) -> Cause:
+def _cause(word: Word, subject: str, known: Sequence[Record]) -> Cause:
     identity = tuple(word.id.split(" ", 1))
     record = next(
-        (one for one in known if one.source.identity == identity and findings.known_for([one.source], release).records),
+        (one for one in known if one.source.identity == identity and findings.known_for([one.source], subject).records),
         None,
     )
     # Of a known finding the search keeps what is on record, of a new one what it saw.
     witness = word.detail if word.verdict.startswith("new") else ""
-    return Cause(identity[1], witness, record, record.replay_on(release) if record is not None else "")
+    return Cause(identity[1], witness, record, record.replay_on(subject) if record is not None else "")

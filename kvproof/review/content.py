@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
-from kvproof import engines
+from kvproof import engines, findings
 from kvproof.errors import CheckerError
 from kvproof.invariants.catalogue import CATALOGUE, FAMILIES
 from kvproof.invariants.invariant import Invariant
@@ -20,6 +20,8 @@ from kvproof.review.causes import Record, SeenOn
 from kvproof.review.digests import closure
 from kvproof.review.examples import Example, example
 from kvproof.review.grounds import GROUNDS, MIRRORS
+from kvproof.review.helpers import helpers
+from kvproof.review.refuted import Refutation, settled
 from kvproof.review.status import RELEASES, Said, Status, Word, current
 from kvproof.severity import harm
 
@@ -33,7 +35,8 @@ _CONTAMINATES = {
 
 @dataclass(frozen=True)
 class Line:
-    """A checker's word on an invariant. ``mark`` is a word of one of the site's colours."""
+    """A checker's word on an invariant. ``mark`` is a word of one of the site's colours; ``records`` are what it is on
+    record as."""
 
     checker: str
     verdict: str
@@ -41,6 +44,7 @@ class Line:
     mark: str
     made: str
     stale: bool
+    records: tuple[Record, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Entry:
     events: tuple[str, ...]
     contaminates: str
     source: str
+    helpers: tuple[tuple[str, str], ...]
     rules: tuple[tuple[str, str], ...]
     example: Example
     mutants: tuple[str, ...]
@@ -66,12 +71,12 @@ class Entry:
 
     @property
     def anchor(self) -> str:
-        return self.id.lower().replace(".", "-")
+        return anchor(self.id)
 
-    def causes_on(self, release: str) -> str:
-        """The name on its page of what was seen on ``release``; empty where nothing was."""
-        listed = any(one.release == release for one in self.seen)
-        return f"{self.anchor}-{release.replace('.', '-')}" if listed else ""
+    def causes_on(self, subject: str) -> str:
+        """The name on its page of what was seen on ``subject``; empty where nothing was."""
+        listed = any(one.subject == subject for one in self.seen)
+        return f"{self.anchor}-{subject.replace('.', '-')}" if listed else ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,11 @@ class RuleModule:
     text: str
     functions: tuple[tuple[str, str], ...]
     mirrors: tuple[str, ...]
+
+
+def anchor(invariant: str) -> str:
+    """The name on its page of what is said of an invariant."""
+    return invariant.lower().replace(".", "-")
 
 
 def entries(status: Status) -> list[Entry]:
@@ -123,11 +133,12 @@ def _entry(invariant: Invariant, status: Status, records: Sequence[Record]) -> E
         events=tuple(event.__name__ for event in invariant.events),
         contaminates=_CONTAMINATES[invariant.contaminates],
         source=inspect.getsource(invariant.predicate),
+        helpers=helpers(invariant.predicate),
         rules=_rules_of(invariant),
         example=shown,
         mutants=_mutants(invariant.id, shown, status),
         smallest=_smallest(invariant.id, status),
-        lines=tuple(_lines(invariant.id, status, seen)),
+        lines=tuple(_lines(invariant.id, status, seen, records)),
         seen=seen,
         records=tuple(record for record in records if record.source.invariant == invariant.id),
     )
@@ -154,17 +165,21 @@ NOT_RUN = "not run"
 """The verdict where no result is stored."""
 
 
-def _lines(name: str, status: Status, seen: Sequence[SeenOn] = ()) -> list[Line]:
-    on = {one.release: one for one in seen}
+def _lines(name: str, status: Status, seen: Sequence[SeenOn] = (), records: Sequence[Record] = ()) -> list[Line]:
+    on = {one.subject: one for one in seen}
     lines = []
+
+    def searched(subject: str, run: str, checker: str) -> list[Line]:
+        said = _line(status, run, "invariant", name, checker)
+        return [_as_recorded(line, on[subject]) if subject in on else line for line in said]
+
     for claim in GROUNDS.get(name, ()):
         lines += _line(status, "prove", "proof", claim, f"prove: {claim}")
-    lines += _line(status, "explore", "invariant", name, "explore")
-    lines += _line(status, "fuzz reference", "invariant", name, "fuzz, reference engine")
+    lines += searched(findings.SPECIFICATION, "explore", "explore")
+    lines += searched(findings.REFERENCE, "fuzz reference", "fuzz, reference engine")
     for release in RELEASES:
-        fuzzed = _line(status, f"fuzz {release}", "invariant", name, f"fuzz, vLLM {release}")
-        lines += [_as_recorded(line, on[release]) if release in on else line for line in fuzzed]
-        lines += _shipped(name, release, status)
+        lines += searched(release, f"fuzz {release}", f"fuzz, vLLM {release}")
+        lines += _shipped(name, release, status, records)
     return lines
 
 
@@ -179,10 +194,23 @@ def _as_recorded(line: Line, seen: SeenOn) -> Line:
     return replace(line, verdict="broken", mark="broken", words=words)
 
 
-def _shipped(name: str, release: str, status: Status) -> list[Line]:
+def _shipped(name: str, release: str, status: Status, records: Sequence[Record]) -> list[Line]:
     claims = [claim.id for claim in engines.load("kvproof.models.smt.shipped", "CLAIMS") if claim.invariant == name]
     run = f"prove --on {release}"
-    return [line for claim in claims for line in _line(status, run, "proof", claim, f"{run}: {claim}")]
+    said = status.runs.get(run)
+    lines = []
+    for claim in claims:
+        word = said.of("proof", claim) if said is not None else None
+        for line in _line(status, run, "proof", claim, f"{run}: {claim}"):
+            lines.append(line if word is None else _as_settled(line, settled(word, release, records)))
+    return lines
+
+
+def _as_settled(line: Line, today: Refutation) -> Line:
+    if not today.records:
+        return replace(line, verdict=today.verdict, mark="broken" if today.outcome == "fail" else line.mark)
+    words = f"{line.words}; on record since it was run" if today.since else line.words
+    return replace(line, verdict=today.verdict, mark="known", words=words, records=today.records)
 
 
 _MARKS = {"pass": "holds", "fail": "broken", "info": "known", "undetermined": "open", "error": "open", "skip": "none"}
@@ -270,9 +298,17 @@ def glossary() -> Mapping[str, str]:
     return dict(line.split(": ", 1) for line in text.splitlines() if line)
 
 
-def claims(status: Status) -> list[tuple[str, list[Word]]]:
-    """Stored proofs, by run: those of the rules first, then those about releases."""
-    runs = ["prove", *(f"prove --on {release}" for release in RELEASES)]
+def claims(status: Status) -> list[tuple[str, list[tuple[Word, Refutation]]]]:
+    """Stored proofs with what they say today, by run: those of the rules first, then those about releases."""
+    records = causes.records()
+    runs = {"prove": "", **{f"prove --on {release}": release for release in RELEASES}}
     return [
-        (run, [word for word in status.runs[run].words if word.kind == "proof"]) for run in runs if run in status.runs
+        (run, [(word, _today(word, release, records)) for word in status.runs[run].words if word.kind == "proof"])
+        for run, release in runs.items()
+        if run in status.runs
     ]
+
+
+def _today(word: Word, release: str, records: Sequence[Record]) -> Refutation:
+    """A rule of ours that is refuted is on no record: only a wrong rule must be."""
+    return settled(word, release, records) if release else Refutation(word.verdict, word.outcome)

@@ -89,6 +89,10 @@ def _statuses(world: World) -> dict[str, str]:
 
 _PLACES = {NOWHERE: (340, 165), "waiting": (90, 40), "loading": (90, 290), "arrived": (590, 290), "running": (590, 40)}
 _WIDTH, _HEIGHT = 120, 44
+_SHIFT = 11
+"""How far an arrow is from the line between the middles: less than half a box, so that it meets both."""
+
+_Point = tuple[float, float]
 
 
 def diagram(arrows: Sequence[Arrow]) -> str:
@@ -110,25 +114,29 @@ def diagram(arrows: Sequence[Arrow]) -> str:
 
 
 def _arrow(one: Arrow) -> str:
-    """From border to border, a little to the right of the straight line, so that there and back don't coincide."""
+    """A little to the right of the straight line between the middles, so that there and back don't coincide; from where
+    that leaves the one box to where it meets the other."""
     (x1, y1), (x2, y2) = _PLACES[one.before], _PLACES[one.after]
     length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
     right_x, right_y = (y1 - y2) / length, (x2 - x1) / length
-    shift = 11
-    start, end = _edge(x1, y1, x2, y2), _edge(x2, y2, x1, y1)
-    ax, ay, bx, by = (round(value) for value in (start[0] + shift * right_x, start[1] + shift * right_y,
-                                                 end[0] + shift * right_x, end[1] + shift * right_y))  # fmt: skip
+    aside = _SHIFT * right_x, _SHIFT * right_y
+    start, end = _edge((x1, y1), aside, (x2 - x1, y2 - y1)), _edge((x2, y2), aside, (x1 - x2, y1 - y2))
+    (ax, ay), (bx, by) = ((round(x, 1), round(y, 1)) for x, y in (start, end))
     tx, ty = round((ax + bx) / 2 + 14 * right_x), round((ay + by) / 2 + 14 * right_y) + 4
     anchor = "start" if right_x > 0.4 else "end" if right_x < -0.4 else "middle"
     label = ", ".join(one.actions)
     return (
-        f'<line x1="{ax}" y1="{ay}" x2="{bx}" y2="{by}" marker-end="url(#tip)"/>'
+        f'<line x1="{ax:g}" y1="{ay:g}" x2="{bx:g}" y2="{by:g}" marker-end="url(#tip)"/>'
         f'<text x="{tx}" y="{ty}" text-anchor="{anchor}" class="label">{label}</text>'
     )
 
 
-def _edge(x: float, y: float, towards_x: float, towards_y: float) -> tuple[float, float]:
-    """Where the line from the middle of a box towards another leaves it."""
-    across, down = towards_x - x, towards_y - y
-    scale = min(_WIDTH / 2 / abs(across) if across else float("inf"), _HEIGHT / 2 / abs(down) if down else float("inf"))
-    return x + across * scale, y + down * scale
+def _edge(middle: _Point, aside: _Point, towards: _Point) -> _Point:
+    """Where a line through a point ``aside`` of a box's middle, which is inside the box, leaves it."""
+    reach = [
+        (half - off if way > 0 else half + off) / abs(way)
+        for half, off, way in zip((_WIDTH / 2, _HEIGHT / 2), aside, towards, strict=True)
+        if way
+    ]
+    scale = min(reach)
+    return middle[0] + aside[0] + scale * towards[0], middle[1] + aside[1] + scale * towards[1]

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from kvproof import findings
 from kvproof.errors import UsageError
 from kvproof.review import content, machine
 from kvproof.review.diff import Difference
@@ -20,6 +21,13 @@ from kvproof.revision import revision
 from kvproof.scenario_file import write_whole
 
 STYLE = "style.css"
+COLUMNS = (
+    ("prove", ""),
+    ("explore", findings.SPECIFICATION),
+    ("fuzz, reference engine", findings.REFERENCE),
+    *((f"fuzz, vLLM {release}", release) for release in RELEASES),
+)
+"""Of the overview: the checker, and the subject whose causes its cells lead to (none: a proof comes across nothing)."""
 
 
 def build(out: Path, status: Status) -> dict[str, int]:
@@ -57,7 +65,8 @@ def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:
 
     made = {
         STYLE: _templates().get_template(STYLE).render(),
-        "index.html": page("index.html.jinja", "kvproof: the specification", by_family=families, status=status),
+        "index.html": page("index.html.jinja", "kvproof: the specification", by_family=families, status=status,
+                           columns=COLUMNS),
         "rules.html": page("rules.html.jinja", "Rules", modules=content.rule_modules()),
         "machine.html": page(
             "machine.html.jinja", "The abstract machine", actions=machine.actions(), arrows=arrows,

@@ -213,7 +213,7 @@ def run(check: Check) -> Said:
 
 
 _DATA = ("evaluations", "scope", "premises", "function", "paths", "states", "depth", "complete", "exercised", "mirrors",
-         "status", "reference", "live", "fuzz", "second_solver", "counterexample")  # fmt: skip
+         "status", "reference", "live", "fuzz", "second_solver", "counterexample", "shown")  # fmt: skip
 
 
 def _word(row: Mapping[str, Any]) -> Word:

@@ -184,9 +184,12 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Rule:
+    """A sound case, ways to spoil it, and what would be ``right`` instead of the first of these, in a sentence."""
+
     id: str
     sound: Callable[[], Observation]
     mutants: tuple[Mutant, ...]
+    right: str
 
 
 def step() -> Observation:

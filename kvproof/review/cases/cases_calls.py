@@ -52,6 +52,7 @@ CALLS = (
                 ("operator's reset", "goes on"),
             ),
         ),
+        right="The step ends, and nothing is raised.",
     ),
     Rule(
         "HIT.limit",
@@ -62,6 +63,8 @@ CALLS = (
             Mutant(lambda: seen(LOOKUP, depth=(20, 20, 16)), "hit-deeper-than-a-group-at-lookup", {"request": "r2"}),
             Mutant(lambda: resume(external=2), "nothing-left-to-compute-at-resume", {"request": "r2"}),
         ),
+        right="The lookup answers 21 of the 22 tokens at most: one is left to compute, to sample from. The sound one "
+        "answers 20.",
     ),
     Rule(
         "HIT.covers",
@@ -83,6 +86,7 @@ CALLS = (
                 {"group": MAMBA, "slot": 2},
             ),
         ),
+        right="A hit of 20 tokens comes with 5 blocks of 4 in group 0; with 4 blocks it is one of 16 tokens.",
     ),
     Rule(
         "HIT.promises",
@@ -103,6 +107,7 @@ CALLS = (
                 {"block": 4, "slot": 4},
             ),
         ),
+        right="Block 9 is keyed as state@20#93c0, the prefix that r2 has; what is keyed for another prefix is no hit.",
     ),
     Rule(
         "HIT.only-recurrent-short",
@@ -136,6 +141,8 @@ CALLS = (
                 {"group": FULL},
             ),
         ),
+        right="Full attention and the window reach 16 tokens, so the cut is made: 4 blocks, 4 blocks, and the one that "
+        "the recurrent group has.",
     ),
     Rule(
         "HIT.pure-view",
@@ -147,6 +154,7 @@ CALLS = (
                 lambda: seen(CUT, after=((1, 2, 3, 9), (0, 0, 0, 6), (11,))), "cut-invents-blocks", {"request": "r2"}
             ),
         ),
+        right="The cut gives a shorter list and leaves every block's reference count as it was.",
     ),
     Rule(
         "HIT.resume-boundary",
@@ -165,6 +173,8 @@ CALLS = (
                 (show(STATES[20]), show(STATES[16])),
             ),
         ),
+        right="r2 goes on at 20 tokens with block 9 in slot 2 of group 2, which holds state@20#93c0; with block 8 "
+        "alone it goes on at 16, which is what block 8 holds.",
     ),
     Rule(
         "HIT.same-step",
@@ -174,6 +184,7 @@ CALLS = (
                 lambda: resume(lambda view: view.unwritten.add(9)), "state-of-this-step-hit", {"block": 9, "slot": 2}
             ),
         ),
+        right="Block 9 was written in an earlier step; if this one writes it, r2 waits for the next.",
     ),
     Rule(
         "ADMIT.dry-pure",
@@ -185,6 +196,7 @@ CALLS = (
                 {"request": "r3"},
             ),
         ),
+        right="Asking changes nothing, so there is nothing to list.",
     ),
     Rule(
         "ADMIT.mamba-bound",
@@ -205,6 +217,7 @@ CALLS = (
                 {"group": MAMBA},
             ),
         ),
+        right="Group 2 is charged 3: 2 new blocks (the running state and one for drafts) and the evictable hit.",
     ),
     Rule(
         "ADMIT.deferred",
@@ -216,6 +229,7 @@ CALLS = (
                 {"group": MAMBA, "request": "r3"},
             ),
         ),
+        right='With an answer of "not in this step" r3 is refused and takes nothing.',
     ),
     Rule(
         "ADMIT.exact",
@@ -241,6 +255,7 @@ CALLS = (
             Mutant(lambda: allocate(taken=30), "estimate-exceeds-taken", {"request": "r3"}, ("31", "30")),
             Mutant(lambda: allocate(taken=32, new_blocks=()), "estimate-below-taken", {"request": "r3"}),
         ),
+        right="The real question is answered 3 in group 2: the 2 new blocks and 1 evictable hit that are then taken.",
     ),
     Rule(
         "ADMIT.dry-real",
@@ -250,6 +265,7 @@ CALLS = (
             Mutant(lambda: allocate(charged(FULL, total=15)), "full-dry-below-real", {"group": FULL}),
             Mutant(lambda: allocate(charged(WINDOW, total=13)), "window-dry-exceeds-real", {"group": WINDOW}),
         ),
+        right="The dry run and the real question get one answer in group 2: 3 both times.",
     ),
     Rule(
         "ADMIT.refused-though-fits",
@@ -269,6 +285,7 @@ CALLS = (
                 {"request": "r3"},
             ),
         ),
+        right="31 blocks are charged, 31 are free, and r3 is let in.",
     ),
     Rule(
         "ADMIT.stall",
@@ -282,11 +299,13 @@ CALLS = (
                 ("none of them runs",),
             ),
         ),
+        right="r3, first in line and small enough for the idle pool, gets on; then there is no such event.",
     ),
     Rule(
         "ADMIT.preemption-frees",
         lambda: seen(PREEMPTED),
         (Mutant(lambda: seen(PREEMPTED, freed=0), "preempted-for-nothing", {"request": "r3"}, ("4 of which nobody",)),),
+        right="The 4 blocks that nobody else held are free after the preemption.",
     ),
     Rule(
         "ADMIT.starved",
@@ -295,5 +314,6 @@ CALLS = (
             Mutant(lambda: seen(STARVED), "waiting-request-passed-over", {"request": "r3"}, ("48 steps", "left 5")),
             Mutant(lambda: seen(STARVED, why="running"), "running-request-passed-over", {"request": "r3"}),
         ),
+        right="With tokens left over and blocks to spare, r3 gets some of them; then there is no such event.",
     ),
 )

@@ -73,11 +73,14 @@ KEPT = (
             Mutant(_let_go, "newest-state-evictable", {"block": 11, "group": MAMBA, "request": "r1"}, ("8 tokens",)),
             Mutant(_unkeyed, "newest-state-not-keyed", {"block": 9, "request": "r1"}, (show(STATES[20]),)),
         ),
+        right="The newest state of r1 is in a block with a reference (in the sound case block 9, by its table and by a "
+        "hold), so that nobody is given it.",
     ),
     Rule(
         "TAIL.one-hold",
         lambda: Observation(STEP, _tail()),
         (Mutant(_two_holds, "older-checkpoint-kept", {"group": MAMBA, "request": "r1"}, ("2 checkpoints",)),),
+        right="r1 has one hold in group 2, on block 9, its newest state; that on block 8 was released.",
     ),
     Rule(
         "EXT.counts-what-came",
@@ -86,16 +89,20 @@ KEPT = (
             Mutant(lambda: seen(LOADED, received=12), "counts-what-never-came", {"request": "r1"}, ("12 of 16",)),
             Mutant(lambda: seen(LOADED, counted=20), "counts-beyond-claim", {"request": "r1"}, ("20 tokens",)),
         ),
+        right="Only 12 of 16 tokens came, without the state at 16: 8 tokens count as computed, as before the load.",
     ),
     Rule(
         "EXT.in-flight-held",
         lambda: _loading(5),
         (Mutant(lambda: _loading(13), "block-of-load-in-flight-free", {"block": 13, "request": "r2"}),),
+        right="The load writes to blocks that have a reference, such as 4 and 5; block 13 would be held until it is "
+        "over.",
     ),
     Rule(
         "EXT.zero-spares-load",
         lambda: _wiped(12),
         (Mutant(lambda: _wiped(5), "block-of-load-wiped", {"block": 5, "request": "r2"}),),
+        right="The step wipes block 12, which no load writes to, and leaves block 5 alone.",
     ),
     Rule(
         "EXT.rest-wiped",
@@ -107,6 +114,7 @@ KEPT = (
                 {"block": 4, "request": "r1"},
             ),
         ),
+        right="Block 4 was wiped before the load, so nothing is listed as unwiped.",
     ),
     Rule(
         "EVENT.replays",
@@ -117,5 +125,6 @@ KEPT = (
             ),
             Mutant(lambda: _heard(drop("keyed", 11)), "removal-not-announced", {"block": 11, "group": MAMBA}),
         ),
+        right="Block 11 was announced as state@8#dbae when it was keyed.",
     ),
 )

@@ -40,6 +40,7 @@ OFFLOAD = (
                 lambda: seen(ATTENTION, block=2, moment="copied"), "attention-overwritten-before-copy", {"block": 2}
             ),
         ),
+        right="Block 8 is chosen as state@16#a7d4, which is what it holds.",
     ),
     Rule(
         "EXT.offload-offers",
@@ -50,6 +51,8 @@ OFFLOAD = (
             Mutant(lambda: _without(MAMBA, 16, 16), "offers-boundary-without-state", {"request": "r2"}),
             Mutant(lambda: _without(FULL, 8, 16), "offers-attention-it-lacks", {"group": FULL}, ("ends at 8",)),
         ),
+        right="The store offers 16 tokens: up to there it holds all blocks and the state, and a token is left to "
+        "compute.",
     ),
     Rule(
         "EXT.offload-serves",
@@ -59,5 +62,6 @@ OFFLOAD = (
             Mutant(lambda: seen(OFFER, offered=0), "holds-but-offers-nothing", {"request": "r2"}),
             Mutant(lambda: _without(MAMBA, 16, 0), "holds-but-offers-nothing", {"request": "r2"}, ("resume at 8",)),
         ),
+        right="The store offers 16 tokens: it holds all blocks up to there, and the state at 16.",
     ),
 )

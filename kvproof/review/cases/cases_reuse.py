@@ -35,6 +35,8 @@ REUSE = (
                 ("every group has what that takes",),
             ),
         ),
+        right="The lookup answers at least what is promised. In the sound case that is 20: r1 left its last state "
+        "there.",
     ),
     Rule(
         "REUSE.sibling",
@@ -47,5 +49,7 @@ REUSE = (
                 ("shares a prefix with r1", "full group 0"),
             ),
         ),
+        right="The lookup answers at least what is promised. In the sound case that is 16, the last boundary that both "
+        "share, and it answers 20.",
     ),
 )

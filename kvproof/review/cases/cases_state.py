@@ -55,6 +55,7 @@ STATE = (
             ),
             Mutant(lambda: spoiled(put("counts", 14, -1)), "count-below-zero", {"block": 14}),
         ),
+        right="Block 3 counts 1 reference: one slot of r1's table is all that holds it.",
     ),
     Rule(
         "REF.queue",
@@ -63,6 +64,7 @@ STATE = (
             Mutant(lambda: spoiled(drop("queue", 14)), "free-but-not-queued", {"block": 14}),
             Mutant(lambda: spoiled(lambda view: view.queue.append(3)), "queued-while-referenced", {"block": 3}),
         ),
+        right="Block 14 has no references, so it is in the free queue, behind block 13.",
     ),
     Rule(
         "REF.queue-shape",
@@ -72,8 +74,14 @@ STATE = (
             Mutant(lambda: spoiled(let("said_free", 12)), "count-below-queue", {}),
             Mutant(lambda: spoiled(let("links", "the queue runs in a circle")), "links-broken", {}, ("circle",)),
         ),
+        right="The cache counts 13 free blocks, as many as its queue has.",
     ),
-    Rule("REF.double-free", step, (Mutant(lambda: spoiled(_twice), "block-queued-twice", {"block": 14}),)),
+    Rule(
+        "REF.double-free",
+        step,
+        (Mutant(lambda: spoiled(_twice), "block-queued-twice", {"block": 14}),),
+        right="Block 14 is in the free queue once.",
+    ),
     Rule(
         "REF.null",
         step,
@@ -86,6 +94,7 @@ STATE = (
                 (show(STATES[8]),),
             ),
         ),
+        right="The free queue ends with block 23; the null block is not in it.",
     ),
     Rule(
         "REF.null-count",
@@ -94,6 +103,7 @@ STATE = (
             Mutant(lambda: spoiled(put("counts", 0, -4)), "null-count-negative", {"block": 0}, ("-4",)),
             Mutant(lambda: spoiled(put("counts", 0, 1)), "null-count-positive", {"block": 0}),
         ),
+        right="The null block counts 0 references, however many tables it stands in.",
     ),
     Rule(
         "REF.keys-map",
@@ -112,6 +122,7 @@ STATE = (
                 (show(STATES[16]),),
             ),
         ),
+        right="A lookup of state@16#a7d4 finds block 8, which carries that key.",
     ),
     Rule(
         "REF.drained",
@@ -126,6 +137,7 @@ STATE = (
                 ("r1",),
             ),
         ),
+        right="When nothing runs, block 9 has 0 references like all others.",
     ),
     Rule(
         "SLOT.chunk-end",
@@ -153,6 +165,7 @@ STATE = (
                 {"request": "r1"},
             ),
         ),
+        right="8 tokens are granted: the chunk [8, 16) ends where a block of 8 does.",
     ),
     Rule(
         "SLOT.running-state",
@@ -170,6 +183,7 @@ STATE = (
             Mutant(lambda: forward(read=0, found=None, block=-1), "running-state-without-block", {"slot": 2}),
             Mutant(lambda: forward(read=0, window=STATES[19]), "running-window-wrong", {"block": 9}, ("window",)),
         ),
+        right="The forward finds state@20#93c0 in block 9, the state after the 20 tokens that were computed.",
     ),
     Rule(
         "SLOT.attention-read",
@@ -189,6 +203,7 @@ STATE = (
             Mutant(lambda: forward(read=1, ok=False, found=None, slot=1, block=2), "attention-missing", {"block": 2}),
             Mutant(lambda: forward(read=1, ok=False, found=None), "attention-without-block", {"group": FULL}),
         ),
+        right="Position 5 in block 2 holds r1's own sixth token: state@6#f531.",
     ),
     Rule(
         "SLOT.exclusive-write",
@@ -209,11 +224,13 @@ STATE = (
             Mutant(lambda: forward(write=1, references=0), "state-write-unheld", {"block": 10}),
             Mutant(lambda: forward(write=0, block=-1, references=0), "attention-write-past-table", {"slot": 5}),
         ),
+        right="Block 12 has one reference, r1's: what others hold is copied before it is written.",
     ),
     Rule(
         "SLOT.null-write",
         forward,
         (Mutant(lambda: forward(write=1, block=0), "state-write-to-null", {"slot": 3, "group": MAMBA}),),
+        right="The state goes to block 10, which r1 has in slot 3.",
     ),
     Rule(
         "SLOT.key-content",
@@ -249,6 +266,7 @@ STATE = (
                 {"block": 2},
             ),
         ),
+        right="Block 8 holds what its key says: state@16#a7d4, the state after 16 tokens.",
     ),
     Rule(
         "SLOT.key-length",
@@ -264,6 +282,7 @@ STATE = (
             Mutant(lambda: spoiled(put("keyed", 9, [key(MAMBA, EMPTY)])), "key-off-unit", {"block": 9}),
             Mutant(lambda: spoiled(put("keyed", 9, [key(7, STATES[20])])), "key-of-no-group", {"block": 9}),
         ),
+        right="The key of block 8 is noted as 16 tokens, which is the length of its prefix.",
     ),
     Rule(
         "SLOT.key-slot",
@@ -277,5 +296,6 @@ STATE = (
             ),
             Mutant(lambda: spoiled(_wrong_group), "key-of-other-group", {"block": 4, "group": WINDOW}),
         ),
+        right="Block 8, keyed after 16 tokens, lies in slot 1, the slot that ends at 16.",
     ),
 )

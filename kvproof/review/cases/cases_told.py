@@ -70,11 +70,14 @@ TOLD = (
                 ("hold 4 tokens", "hold 8"),
             ),
         ),
+        right="An announcement of one block of 8 lists its 8 tokens, 17 to 24, and names the prefix of 16 tokens as "
+        "its parent.",
     ),
     Rule(
         "EVENT.removed-is-gone",
         lambda: seen(REMOVED),
         (Mutant(lambda: seen(REMOVED, carriers=(8,)), "removed-while-carried", {"block": 8, "group": MAMBA}),),
+        right="The removal is announced when block 8 carries the key no more: then there is no carrier to list.",
     ),
     Rule(
         "EVENT.counters",
@@ -92,6 +95,8 @@ TOLD = (
                 ("12 were in a cache",),
             ),
         ),
+        right="Of 20 tokens 4 were computed, 12 came from the cache and 4 from the store: no part is negative, and "
+        "they add up.",
     ),
     Rule(
         "ADMIT.startup",
@@ -121,5 +126,6 @@ TOLD = (
                 {"request": "r1"},
             ),
         ),
+        right="A pool that the start-up check accepts for 24 tokens lets a request of 20 that is alone run to its end.",
     ),
 )

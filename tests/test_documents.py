@@ -1,0 +1,54 @@
+"""The documents: they name commands, options, files and functions that there are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+from kvproof import cli
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_documents_link_to_what_is_there(file: Path) -> None:
+    for href in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", file.read_text(encoding="utf-8")):
+        if not href.startswith("https://"):
+            assert (file.parent / href).exists(), f"{file.name} links to {href}"
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_documents_name_commands_and_options_that_there_are(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    for line in re.findall(r"(?:^|\$ |`)kvproof ((?:[a-z]+)(?: [^`\n#]*)?)", text, re.MULTILINE):
+        words = line.split()
+        command = typer.main.get_command(cli.app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command.name != "kvproof", f"{file.name}: there is no kvproof {line}"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for word in words:
+            if word.startswith("--"):
+                assert word in known | {"--help"}, f"{file.name}: kvproof {command.name} has no {word}"
+
+
+def test_the_workflow_is_shell_that_parses_and_names_options_that_there_are() -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / "docs" / "kvproof.yml").read_text(encoding="utf-8"))
+    scripts = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run(["bash", "-n", "-c", script], check=True)
+    assert "kvproof fuzz vllm@. --preset pull-request --report reports" in scripts[1]
+    assert "kvproof fuzz vllm@. --preset nightly --campaign kvproof-campaign --report reports" in scripts[1]
+    assert {str(preset) for preset in cli.PRESETS} == {"pull-request", "nightly"}
+    steps = {step.get("uses", "").partition("@")[0]: step for job in workflow["jobs"].values() for step in job["steps"]}
+    restored, saved = steps["actions/cache/restore"], steps["actions/cache/save"]
+    assert restored["with"]["path"] == saved["with"]["path"] == "kvproof-campaign"
+    assert saved["with"]["key"].startswith(restored["with"]["restore-keys"])
+    assert "always()" in saved["if"], "a search that found something fails, and is kept"
