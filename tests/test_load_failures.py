@@ -82,6 +82,29 @@ PLAYS["shared"] = Scenario(
     ),
 )
 
+PLAYS["shared in the step of the load"] = Scenario(
+    # r2 hits what r1 loads, and what r1 computes on it in the same step: both rows are void.
+    Config(groups=(Group("full", 4),), num_blocks=12, hash_unit=4, step_tokens=24, connector="sync"),
+    (
+        Action("submit", "r1", length=9, max_tokens=1, external=4, missing=1),
+        Action("submit", "r2", "r1", 8, 13, 1),
+        Action("step", times=3),
+    ),
+)
+PLAYS["shared in the step of the load, fails"] = replace(
+    PLAYS["shared in the step of the load"],
+    config=replace(PLAYS["shared in the step of the load"].config, load_failure="fail"),
+)
+PLAYS["shared behind a window"] = Scenario(
+    # The block that r1 fails to load is behind r2's window: nobody takes r2 back.
+    replace(PLAYS["shared in the step of the load"].config, groups=(Group("window", 4, window=2),)),
+    (
+        Action("submit", "r1", length=9, max_tokens=1, external=4, missing=1),
+        Action("submit", "r2", "r1", 8, 9, 1),
+        Action("step", times=2),
+    ),
+)
+
 
 SHORT = Config(
     groups=(Group("full", 2),), num_blocks=12, hash_unit=2, step_tokens=16, max_running=4, connector="sync",
@@ -163,6 +186,27 @@ def test_who_shares_what_a_load_failed_to_bring_runs_again(release: str) -> None
     shows_nothing(found)
     assert found.text.count("r4 [8, 9)") == 2, found.text
     assert found.judged["SLOT.attention-read"]
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
+def test_a_void_row_may_write_what_only_void_rows_share(release: str) -> None:
+    found = seen(release, "shared in the step of the load")
+    shows_nothing(found)
+    assert "r1 [4, 9), r2 [8, 13)" in found.text, found.text
+    assert "r1 [0, 9), r2 [8, 13)" in found.text, found.text
+    assert found.judged["SLOT.exclusive-write"]
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
+def test_a_row_that_counts_is_not_to_share_what_a_void_one_writes(release: str) -> None:
+    found = seen(release, "shared behind a window")
+    assert ("SLOT.exclusive-write", "attention-write-shared") in found.broken, found.text
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
+def test_a_policy_to_fail_leaves_the_keys_of_who_shared_the_load(release: str) -> None:
+    found = seen(release, "shared in the step of the load, fails")
+    assert ("SLOT.key-content", "attention-key-missing") in found.broken, found.text
 
 
 def test_who_has_left_a_block_behind_does_not_read_what_others_load_into_it() -> None:

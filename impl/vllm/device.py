@@ -20,7 +20,7 @@ columns) and the convolution buffer (in the first column only, where a shift sel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -42,8 +42,9 @@ def _judged(
     state: State | None,
     owners: Callable[[int, str], set[str]],
     foreign_keys: Callable[[int], Sequence[State]],
+    excused: Set[str],
 ) -> Write:
-    holders = owners(block, writer)
+    holders = owners(block, writer) - (excused - {writer})
     return Write(writer, group, block, slot, state, len(holders), holders <= {writer}, tuple(foreign_keys(block)))
 
 
@@ -133,6 +134,8 @@ class Device:
             written[name] += self._attention_blocks(row)
             # Keys of what is computed on a load that failed are judged once the scheduler has heard of the failure.
             keys = _no_keys if row.spoiled else foreign_keys
+            # Nor does it harm a sharer whose own row is void: what that one reads later is judged then.
+            excused = self.spoiled if row.spoiled else set[str]()
             forwards.append(
                 Forward(
                     request=name,
@@ -141,7 +144,7 @@ class Device:
                     drafts=len(row.drafts),
                     prefill_end=row.worker.prefill,
                     reads=reads[name],
-                    writes=tuple(_judged(name, *write, owners, keys) for write in written[name]),
+                    writes=tuple(_judged(name, *write, owners, keys, excused) for write in written[name]),
                 )
             )
         return {row.worker.name: row.sampled for row in rows if row.sampled is not None}, forwards
