@@ -415,3 +415,11 @@ def test_a_hit_is_among_the_blocks_that_a_window_holds_at_most() -> None:
     )
     found = replay(ReferenceSubject(), Scenario(config, actions))
     assert found.violations == (), found.text
+
+
+def test_what_was_loaded_is_among_the_blocks_that_a_window_holds_at_most() -> None:
+    """Who waited for a load holds some of them already. Charged anew, they would keep it out for ever."""
+    config = Config((Group("window", 4, window=6),), num_blocks=4, hash_unit=4, step_tokens=1, connector="async")
+    actions = (Action("submit", "r1", length=13, max_tokens=1, external=4), Action("step", times=4))
+    found = replay(ReferenceSubject(), Scenario(config, actions))
+    assert found.violations == (), found.text

@@ -117,7 +117,8 @@ class Planner:
         table = request.tables[index]
         needed = ceil(target.end, group.block_size)
         if request.admitted or table:
-            return GroupPlan(index, self._capped(target, index, max(0, needed - len(table))), 0)
+            own = sum(block != NULL and self.pool.references[block] == 1 for block in table)
+            return GroupPlan(index, self._capped(target, index, max(0, needed - len(table)), own), 0)
         hits = target.hits[index] if target.hits else ()
         passed = min(self.passed(index, target.computed), ceil(target.computed, group.block_size))
         adopted = hits[passed:]
@@ -127,17 +128,17 @@ class Planner:
         fresh = max(0, needed - max(passed, len(hits)))
         return GroupPlan(index, self._capped(target, index, fresh, evictable) + (copy >= 0), evictable, passed, copy)
 
-    def _capped(self, target: Target, index: int, new: int, evictable: int = 0) -> int:
-        """A window group never holds more than its window and what is in flight, however long the sequence. Hits that
-        leave the free queue are among that. Those that others hold are not: they don't come back when they are passed.
-        """
+    def _capped(self, target: Target, index: int, new: int, own: int) -> int:
+        """A window group never holds more than its window and what is in flight, however long the sequence. ``own``
+        blocks are among that: hits that leave the free queue, or what the request alone holds. Blocks that others hold
+        are not: they don't come back when they are passed."""
         group = self.config.groups[index]
         if not target.whole or group.kind != "window":
             return new
         radix = Radix(1, group.block_size)
         tokens = [group.window, self.config.step_tokens + self.config.speculative, self.config.max_model_len]
         window, flight, longest = (Position.on(n, radix) for n in tokens)
-        return min(new, max(0, int(window_cap(window, flight, longest)) - evictable))
+        return min(new, max(0, int(window_cap(window, flight, longest)) - own))
 
     # -- recurrent state ----------------------------------------------------------------------------------------------
 
