@@ -11,7 +11,7 @@ from kvproof import cli, mutating
 from kvproof.impl.reference import lookup
 from kvproof.impl.reference.engine import Engine
 from kvproof.impl.reference.mutants import MUTANTS
-from kvproof.impl.reference.planting import Mutant
+from kvproof.impl.reference.planting import Mutant, wrap
 from kvproof.models.mutants.checkers import Trial, fuzz, live
 from kvproof.models.mutants.grid import answers, arguments
 from kvproof.models.mutants.matrix import Checker
@@ -20,6 +20,7 @@ from kvproof.models.mutants.rules import Rules, judged_survivors, rule_modules
 from kvproof.models.mutants.workload import workload
 from kvproof.options import MUTANT_STEPS
 from kvproof.report import Report
+from kvproof.spec.config import Config, Group
 from kvproof.spec.rules import hits
 
 SCENARIOS = workload()[:3]
@@ -127,6 +128,16 @@ def test_the_workload_is_fixed_and_possible() -> None:
 def test_mutants_have_names_of_their_own_in_the_order_of_what_they_break() -> None:
     assert len({mutant.id for mutant in MUTANTS}) == len(MUTANTS)
     assert list(dict.fromkeys(mutant.group for mutant in MUTANTS)) == ["S1", "S2", "S3", "S4", "others"]
+
+
+def test_every_mutant_fits_the_engine_that_it_is_planted_in() -> None:
+    """One that takes other parameters falls over when it is called, and is killed for nothing."""
+    config = Config((Group("full", 4), Group("mamba", 4)), num_blocks=30, hash_unit=4, step_tokens=8)
+    for mutant in MUTANTS:
+        mutating.planted(mutant).start(config, None)
+    engine = mutating.planted(None).start(config, None)
+    with pytest.raises(TypeError, match=r"takes request, and _allocate request: .*, reserved: 'int' = 0"):
+        wrap(engine.engine.scheduler, "_allocate", lambda original, request: original(request))
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def null_slots_are_keyed(engine: Engine) -> None:
 
 @mutant("S3", "the whole-sequence gate does not know that a window group gives blocks back", "PR 40946")
 def gate_forgets_that_windows_slide(engine: Engine) -> None:
-    def capped(original: Any, target: Target, index: int, new: int) -> int:
+    def capped(original: Any, target: Target, index: int, new: int, own: int) -> int:
         return new
 
     wrap(engine.scheduler.planner, "_capped", capped)

@@ -81,10 +81,10 @@ def own_checkpoint_never_yields(engine: Engine) -> None:
     def holds(request: Request) -> bool:
         return any(own.held is not None for own in request.recurrent.values())
 
-    def allocate(original: Any, request: Request, target: Target, step: Any) -> bool:
+    def allocate(original: Any, request: Request, target: Target, step: Any, reserved: int = 0) -> bool:
         if not target.drafts and refused.get(request.name) == step.index:
             return False  # nor does it go on without its drafts: they are what it waits for
-        granted: bool = original(request, target, step)
+        granted: bool = original(request, target, step, reserved)
         if not granted and target.drafts and holds(request):
             refused[request.name] = step.index
         return granted

@@ -44,17 +44,17 @@ def chunk_crosses_a_boundary(engine: Engine) -> None:
 
 @mutant("S1", "a state is keyed as the end of the slot it lies in, wherever it was taken", "PR 51113")
 def key_named_after_the_slot(engine: Engine) -> None:
-    block = engine.config.mamba_block
+    size = engine.config.mamba_block
 
-    def register(original: Any, where: int, key: KeyName) -> None:
+    def register(original: Any, block: int, key: KeyName) -> None:
         group, state = key
         if engine.config.groups[group].kind == "mamba":
             for request in engine.scheduler.requests.values():
                 position = request.states.index(state) if state in request.states else 0
-                end = ceil(position, block) * block
+                end = ceil(position, size) * size
                 if position and end < len(request.states):
-                    return original(where, (group, request.states[end]))  # type: ignore[no-any-return]
-        return original(where, key)  # type: ignore[no-any-return]
+                    return original(block, (group, request.states[end]))  # type: ignore[no-any-return]
+        return original(block, key)  # type: ignore[no-any-return]
 
     wrap(engine.scheduler.pool, "register", register)
 
@@ -65,7 +65,7 @@ def rejected_drafts_are_not_rolled_back(engine: Engine) -> None:
         outcomes = original(step, watch)
         for part in step.rows:
             saves = part.row.saves
-            if part.drafts and outcomes.get(part.request.name) is not None:
+            if part.drafts and saves and outcomes.get(part.request.name) is not None:
                 last = saves[-1]
                 for save in saves[:-1]:
                     for group, block in enumerate(save.blocks):

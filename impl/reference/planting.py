@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Literal
 
 from kvproof.impl.reference.engine import Engine
@@ -42,6 +43,14 @@ def mutant(group: Group, fault: str, mirrors: str) -> Callable[[Callable[[Engine
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """``owner.name(*args)`` becomes ``around(original, *args)``, on this one object."""
+    """``owner.name(*args)`` becomes ``around(original, *args)``, on this one object.
+
+    Raises ``TypeError`` where ``around`` takes other parameters: it would fall over when it is called, which any checker
+    notices, and nothing would be known of the fault that was meant.
+    """
     original = getattr(owner, name)
+    theirs, (_, *ours) = (list(signature(f).parameters.values()) for f in (original, around))
+    if [(p.name, p.default) for p in ours] != [(p.name, p.default) for p in theirs]:
+        takes, wanted = (", ".join(map(str, parameters)) for parameters in (ours, theirs))
+        raise TypeError(f"{around.__qualname__} takes {takes}, and {name} {wanted}")
     setattr(owner, name, lambda *args, **more: around(original, *args, **more))
