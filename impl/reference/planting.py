@@ -45,8 +45,8 @@ def mutant(group: Group, fault: str, mirrors: str) -> Callable[[Callable[[Engine
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """``owner.name(*args)`` becomes ``around(original, *args)``, on this one object.
 
-    Raises ``TypeError`` where ``around`` takes other parameters: it would fall over when it is called, which any checker
-    notices, and nothing would be known of the fault that was meant.
+    Raises ``TypeError`` where ``around`` takes other parameters: it would fall over when it is called, which any
+    checker notices, and nothing would be known of the fault that was meant.
     """
     original = getattr(owner, name)
     theirs, (_, *ours) = (list(signature(f).parameters.values()) for f in (original, around))
