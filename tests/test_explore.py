@@ -115,10 +115,12 @@ def test_a_healthy_world_is_visited_whole_and_nothing_breaks(tiny: Explored) -> 
 
 @pytest.mark.slow
 def test_together_the_worlds_exercise_every_rule_that_the_machine_can_show() -> None:
+    """The larger ones in their first levels, which have seen it all; ``kvproof explore`` visits them whole."""
     evaluated: set[str] = set()
     for scope in SCOPES.values():
-        done = explore(scope)
-        assert (done.complete, done.broken, done.livelocks) == (True, [], []), scope.name
+        done = explore(scope, most=8_000)
+        assert (done.broken, done.livelocks) == ([], []), scope.name
+        assert done.complete or done.states >= 8_000, scope.name
         evaluated |= {name for name, count in done.evaluations.items() if count}
     shown = MachineSubject().families() - {"REUSE"}  # a world does not carry what earlier requests promised
     lacking = MachineSubject().lacking()
