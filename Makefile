@@ -1,4 +1,5 @@
-# make verify   the main job: prove the rules, fuzz the newest supported vLLM release, one table
+# make verify   the main job: prove the rules, visit small worlds whole, fuzz the reference engine and the newest
+#               supported vLLM release, one table
 # make test     the tests: fast ones first, then, two at a time, the slow ones and those that drive a real release
 # make env      only the environment: .venv, with kvproof in it
 # make lint     style and types

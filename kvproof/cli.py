@@ -98,7 +98,9 @@ def verify(
     ),
     known: Known = None,
 ) -> int:
-    """Prove the rules and fuzz the newest supported release: one table, report files, an exit code."""
+    """The main job: prove the rules, visit small worlds whole, fuzz the reference engine and the newest supported vLLM
+    release, one table; report files and an exit code.
+    """
     from kvproof import fuzzing
     from kvproof.table import show
     from kvproof.verify import SUBJECT
@@ -369,7 +371,7 @@ def export(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
     ] = None,
 ) -> int:
-    """Turn a scenario into a test that needs only vLLM and pytest, into text, or into a page of its own."""
+    """Turn a scenario into a test that imports vLLM, torch and pytest only, into text, or into a page of its own."""
     from kvproof import engines, paging, scenario_file
 
     if on and form is not Form.html:

@@ -156,6 +156,7 @@ def _broken_row(one: Any, out: Path, progress: engines.Progress) -> Row:
         "fail",
         violation.witness,
         text="\n".join([violation.witness, f"a shortest way: {len(one.moves)} moves", scenario.text(), kept]),
+        subject="spec",
     )
 
 

@@ -38,7 +38,8 @@ of how the release is driven."""
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One known finding. ``releases`` is a list of versions or ranges such as ``>=0.27,<0.28``, or one of either.
 
-    ``where`` holds what a violation says of its place, as far as an exported test has to know it.
+    ``where`` holds what a violation says of its place, as far as an exported test has to know it. ``drained``: it shows
+    only once all is drained, so that an exported test does that, too.
     """
 
     invariant: str
@@ -49,6 +50,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning: str
     where: dict[str, str | int] = {}
     scenario: dict[str, Any] | None = None
+    drained: bool = False
 
     @property
     def identity(self) -> tuple[str, str]:

@@ -47,6 +47,7 @@ def make(file: Path, releases: Sequence[str], status: Status, reasoning: str, re
         reasoning.strip() or f"{TO_BE_WRITTEN} Seen: {note.witness or note.cause}.",
         note.where,
         scenario_file.to_data(loaded.scenario),
+        drained=note.action >= len(loaded.scenario.actions),
     )
     try:
         findings.check(made)
@@ -67,4 +68,7 @@ def _plain(release: str) -> str:
 
 def text(record: Record) -> str:
     """What is written: as the records that come with kvproof are."""
-    return json.dumps(msgspec.to_builtins(record), indent=2, ensure_ascii=False) + "\n"
+    data = msgspec.to_builtins(record)
+    if not record.drained:
+        del data["drained"]  # few are
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

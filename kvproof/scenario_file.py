@@ -128,7 +128,10 @@ def parse(data: Any) -> ScenarioFile:
         data = {"scenario": data["scenario"], **signs[0]} if signs and "cause" in signs[0] else data["scenario"]
     if _MARK not in data and "invariant" in data and isinstance(data.get("scenario"), dict):
         note = {name: data[name] for name in ("invariant", "cause", "where") if name in data}
-        return ScenarioFile(parse(data["scenario"]).scenario, _note(note, "$"))
+        scenario = parse(data["scenario"]).scenario
+        if data.get("drained") is True:
+            note["action"] = len(scenario.actions)
+        return ScenarioFile(scenario, _note(note, "$"))
     _check_version(data)
     note_data = data.get("finding")
     finding = None if note_data is None else _note(note_data, "$.finding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -54,8 +55,12 @@ def show(report: Report, *, brief: bool = False, fold: bool = False) -> None:
         if report.rows:
             out.print(Text(f"kvproof {report.command} {report.subject}".strip(), style="bold"))
         parts = {"proof": _proofs, "invariant": _invariants, "finding": _findings, "mutant": _mutants, "run": _runs}
+        findings = [row for row in report.rows if row.kind == "finding"]
+        failing = [row for row in findings if row.outcome == "fail"]
         for kind, part in parts.items():
             rows = [row for row in report.rows if row.kind == kind]
+            if kind == "finding" and len(failing) == len(findings):
+                continue
             if rows:
                 out.print()
                 part(out, report, rows, brief or (fold and kind == "finding"))
@@ -69,6 +74,12 @@ def show(report: Report, *, brief: bool = False, fold: bool = False) -> None:
         if why := _undetermined(report):
             out.print()
             out.print(Text(why, style=_STYLES["undetermined"]))
+        if failing:  # last, where nobody has to look for it
+            out.print()
+            named = "findings" if len(failing) == len(findings) else "findings that fail this run"
+            _heading(out, f"{named}: {_counted(failing)}")
+            for row in failing:
+                _block(out, row)
         if report.rows:
             out.print()
     text = "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
@@ -132,14 +143,14 @@ def _together(rows: Sequence[Row]) -> list[Row]:
 
 
 def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> None:
-    counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
     # What is as it was recorded is named only; its record says the rest.
     folded = {said: [row for row in rows if brief and row.verdict.startswith(said)] for said in (_SEEN, SHOWN)}
     named_only = {id(row) for same in folded.values() for row in same}
-    more = "; kvproof fuzz --all prints each in full" if named_only else ""
-    _heading(out, f"findings: {', '.join(f'{count} {word}' for word, count in counts.items())}{more}")
+    more = f"; kvproof fuzz {shlex.quote(report.subject)} --all prints each in full" if named_only else ""
+    below = " (below)" if any(row.outcome == "fail" for row in rows) else ""
+    _heading(out, f"findings: {_counted(rows)}{below}{more}")
     for row in rows:
-        if id(row) not in named_only:
+        if id(row) not in named_only and row.outcome != "fail":
             _block(out, row)
     for said, same in folded.items():
         if same:
@@ -147,6 +158,11 @@ def _findings(out: Console, report: Report, rows: Sequence[Row], brief: bool) ->
         for invariant in dict.fromkeys(row.id.partition(" ")[0] for row in same):
             causes = [row.id.partition(" ")[2] for row in same if row.id.partition(" ")[0] == invariant]
             out.print(Padding(Text(f"{invariant} {', '.join(causes)}"), (0, 0, 0, 4)))
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    counts = Counter(re.split(r"\W", row.verdict, maxsplit=1)[0] for row in rows)
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def _undetermined(report: Report) -> str:
@@ -182,7 +198,8 @@ def _block(out: Console, row: Row) -> None:
     style = _GONE if gone else _STYLES[row.outcome]
     out.print(Padding(Text(row.id, style="" if row.verdict else style), (0, 0, 0, 2)))
     if row.verdict:
-        out.print(Padding(Text(row.verdict, style=style), (0, 0, 0, 4)))
+        where = f" on {row.subject}" if (row.verdict, row.kind) == ("new", "finding") and row.subject else ""
+        out.print(Padding(Text(row.verdict + where, style=style), (0, 0, 0, 4)))
     if row.text:
         out.out(row.text.rstrip(), highlight=False)
     else:

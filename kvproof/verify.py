@@ -1,5 +1,5 @@
-"""The main job: prove the rules, visit small worlds whole, fuzz the reference engine and the newest supported release,
-all in one report.
+"""The main job: prove the rules, visit small worlds whole, fuzz the reference engine and the newest supported vLLM
+release, one table.
 
 The fuzz runs in a process of its own, since a release is imported into the process that drives it. That process is told
 of an interrupt once and given time to hand over what it found.
@@ -59,17 +59,30 @@ def _part(report: Report, name: str, run: Callable[[], None]) -> None:
 
 def _reference(report: Report, options: fuzzing.Options, progress: engines.Progress) -> None:
     steps = -(-options.steps // SHARE_OF_REFERENCE)
-    record = _fuzz(report, findings.REFERENCE, msgspec.structs.replace(options, steps=steps), progress)
-    report.facts.update({f"reference-{name}": record.facts()[name] for name in ("steps", "new")})
+    _fuzz(report, findings.REFERENCE, msgspec.structs.replace(options, steps=steps), progress)
 
 
 def _release(report: Report, options: fuzzing.Options, progress: engines.Progress) -> None:
-    record = _fuzz(report, SUBJECT, options, progress)
-    report.facts.update(record.facts())
+    _fuzz(report, SUBJECT, options, progress)
+
+
+def _count(report: Report, subject: str, record: fuzzing.FuzzRecord) -> None:
+    """The numbers of one of the two fuzzes. ``new`` is that of both, with the parts right after it."""
+    facts = record.facts()
+    if subject == findings.REFERENCE:
+        report.facts.update({"reference-steps": facts["steps"], "new": facts["new"], "new-on-reference": facts["new"]})
+        return
     report.ended = record.ended
+    of_reference = report.facts.pop("new-on-reference", 0)
+    before = report.facts.pop("new", 0)
+    for name, value in facts.items():
+        report.facts[name] = value
+        if name == "new":
+            parts = {"new-on-reference": of_reference, "new-on-vllm": value}
+            report.facts.update({"new": int(before) + int(value), **parts})
 
 
-def _fuzz(report: Report, subject: str, options: fuzzing.Options, progress: engines.Progress) -> fuzzing.FuzzRecord:
+def _fuzz(report: Report, subject: str, options: fuzzing.Options, progress: engines.Progress) -> None:
     """Fuzz ``subject``; what it shows goes into ``report`` even if an interrupt is passed on."""
     with tempfile.TemporaryDirectory(prefix="kvproof-") as folder:
         file = Path(folder) / "fuzz.json"
@@ -78,9 +91,9 @@ def _fuzz(report: Report, subject: str, options: fuzzing.Options, progress: engi
             record = msgspec.json.decode(file.read_bytes(), type=fuzzing.FuzzRecord)
             report.rows.extend(fuzzing.rows(record))
             report.spent[subject] = record.seconds
+            _count(report, subject, record)
             if not (interrupted or record.interrupted or code == INTERRUPTED):
-                return record
-            report.facts.update(record.facts())
+                return
             report.ended = record.ended
         if interrupted or file.exists() or code == INTERRUPTED:
             raise KeyboardInterrupt

@@ -319,7 +319,8 @@ def test_verify_puts_it_all_in_one_report(
     assert "catches old" in " ".join(captured.out.split())
     assert "at 7 tokens" not in captured.out
     assert line(captured.out).startswith(
-        "kvproof: verify vllm==0.33.0 seed=1 scopes=2 states=6 moves=8 reference-steps=1000 reference-new=0 steps=1000"
+        "kvproof: verify vllm==0.33.0 seed=1 scopes=2 states=6 moves=8 reference-steps=1000 steps=1000"
+        " examples=10 new=0 new-on-reference=0 new-on-vllm=0 known=0 "
     )
     report = json.loads(Path("reports/verify.json").read_text())
     assert (report["verdict"], report["exit"], len(report["rows"])) == ("met", 0, 13)
@@ -339,7 +340,11 @@ def test_verify_fails_on_a_new_finding(
     found = fuzzing.NewFinding(FINDING.to_dict(), "reports/findings/f.json")
     child("ok", child_record(findings=[found], evaluations={}))
     assert cli.run(["verify"]) == 1
-    assert "kvproof replay reports/findings/f.json --on vllm==0.33.0" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "kvproof replay reports/findings/f.json --on vllm==0.33.0" in out
+    assert "new=2 new-on-reference=1 new-on-vllm=1 known=0" in line(out)
+    for subject in ("reference", "vllm==0.33.0"):
+        assert f"\n    new on {subject}\n" in out
     failures = ET.parse("reports/verify.xml").getroot().findall(".//failure")
     assert any(SCENARIO.text() in (failure.text or "") for failure in failures)
 

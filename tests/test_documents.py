@@ -10,6 +10,9 @@ import pytest
 import typer
 
 from kvproof import cli
+from kvproof.invariants.catalogue import CATALOGUE
+from kvproof.models.smt import CLAIMS
+from kvproof.spec.config import Config, Group
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,3 +55,41 @@ def test_the_workflow_is_shell_that_parses_and_names_options_that_there_are() ->
     assert restored["with"]["path"] == saved["with"]["path"] == "kvproof-campaign"
     assert saved["with"]["key"].startswith(restored["with"]["restore-keys"])
     assert "always()" in saved["if"], "a search that found something fails, and is kept"
+
+
+def flat(text: str) -> str:
+    return " ".join(re.sub(r"^ *#", "", text, flags=re.MULTILINE).split())
+
+
+def test_the_main_job_is_told_in_the_same_words_everywhere() -> None:
+    words = (
+        "the main job: prove the rules, visit small worlds whole, fuzz the reference engine and the newest supported "
+        "vLLM release, one table"
+    )
+    for file in ("README.md", "Makefile"):
+        assert words in flat((ROOT / file).read_text(encoding="utf-8")), file
+    help_text = str(typer.main.get_command(cli.app).commands["verify"].help)  # type: ignore[attr-defined]
+    assert words.capitalize()[:1] + words[1:] in flat(help_text)
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_documents_say_the_same_of_what_an_exported_test_imports(file: Path) -> None:
+    text = flat(file.read_text(encoding="utf-8"))
+    for said in re.findall(r"[^.:(]*\bpytest only\b", text):
+        assert said.endswith("imports vLLM, torch and pytest only"), said
+
+
+def test_each_field_of_a_configuration_is_told_in_vllms_words() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)` \| \S", text, re.MULTILINE)
+    assert sorted(told) == sorted([*Config.__dataclass_fields__, *Group.__dataclass_fields__])
+
+
+def test_the_table_of_proofs_names_claims_and_invariants_that_there_are() -> None:
+    text = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    table = text[text.index("| proof | invariant |") :]
+    claims, invariants = {claim.id for claim in CLAIMS}, {entry.id for entry in CATALOGUE}
+    for line in table.splitlines()[2:]:
+        proofs, asked = line.strip("| ").split(" | ")
+        assert set(re.findall(r"\b[A-Z]+\.[a-z-]+", proofs)) <= claims, line
+        assert set(re.findall(r"\b[A-Z]+\.[a-z-]+", asked)) <= invariants, line

@@ -184,12 +184,16 @@ def test_whoever_runs_may_be_made_to_start_over_and_the_store_be_cleared() -> No
         'pytest.fail(f"Found: a reset fails with {error!r}")',
     ):
         assert line in text
+    assert "contextlib" not in text
     store = replace(HOST, actions=(*HOST.actions, Action("reset", store=True)))
     chosen = written(store, "EXT.offload-content", "chosen-attention-key-position")
     assert "self.chosen.clear()" in chosen
     assert "if not engine.faults:" in chosen
     text = written(store, "FLOW.no-crash", "scheduler.schedule-AssertionError")
     assert "self.scheduler.reset_prefix_cache(False, store)" in text
+    # Whoever asked for a reset hears of what it raises, and the engine goes on: that ends only a test of just that.
+    assert "contextlib.suppress(Exception):\n            self.scheduler.reset_prefix_cache(" in text
+    assert "contextlib.suppress" in chosen
     assert 'pytest.fail(f"Found: the engine died of {error!r}")' in text
     assert "others_hold" not in text
     flying = replace(FLIGHT, actions=(*FLIGHT.actions, Action("reset", running=True), Action("step")))
@@ -228,6 +232,14 @@ def test_a_release_that_can_not_have_the_configuration_is_not_held_to_what_it_pr
     refused = "this release refuses the configuration"
     assert refused in written(wide, "REUSE.resend", "lookup-passes-over-with-store", **promised)
     assert refused not in written(TAIL, "REUSE.resend", "lookup-passes-over-with-store", **promised)
+
+
+def test_a_configuration_that_is_refused_at_start_up_is_skipped_and_an_option_of_another_name_is_not() -> None:
+    text = written(TAIL, "FLOW.no-crash", "scheduler.schedule-AssertionError")
+    made = text[text.index("        engine = Engine(monkeypatch)") : text.index("engine.submit(")]
+    assert "except ValueError as error:" in made
+    assert 'pytest.skip(f"this release does not start with this configuration: {error}")' in made
+    assert made.index("raise  #") < made.index("pytest.skip(")
 
 
 def test_a_lookup_that_falls_short_is_judged_by_its_cause_where_the_group_is_known() -> None:

@@ -23,8 +23,9 @@ from kvproof.impl.vllm.fetch import release_tree
 from kvproof.kvexport import export_pytest
 from kvproof.kvexport.plan import plan
 from kvproof.review.status import RELEASES
+from kvproof.spec.config import Config, Group
 from kvproof.spec.finding import Violation
-from kvproof.spec.scenario import ScenarioError
+from kvproof.spec.scenario import Action, Scenario, ScenarioError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from exportcases import EAGLE, LONG, TAIL
@@ -43,6 +44,12 @@ WRITTEN = {
     "stall": (LONG, "ADMIT.stall", "", "0.30.0"),
 }
 """Scenarios written by hand: what they show, and the last release that shows it."""
+
+REFUSED = Scenario(
+    Config((Group("window", 4, window=6),), num_blocks=4, hash_unit=4, step_tokens=1, connector="async"),
+    (Action("submit", "r1", length=13, max_tokens=1, external=4), Action("step", times=4)),
+)
+"""What the reference engine takes and no release does: more running requests than tokens in a step."""
 
 FIXED = (
     ("0.26.0", "0.27.0", ("SLOT.chunk-end", "chunk-ends-off-boundary")),
@@ -64,6 +71,7 @@ def exports() -> dict[str, str]:
     files = {}
     for name, (scenario, invariant, cause, faulty) in WRITTEN.items():
         files[name] = export_pytest(scenario, Violation(invariant, cause or "a-cause", "seen"), f"vllm=={faulty}")
+    files["refused_at_start"] = export_pytest(REFUSED, Violation("ADMIT.exact", "a-cause", "seen"), "reference")
     alike = set()
     fixed = {identity for *_, identity in FIXED}
     for record in findings.load():
@@ -169,6 +177,11 @@ def test_a_scenario_written_by_hand_fails_on_the_last_faulty_release_only(releas
     wanted = {name: "fails" for name, (*_, faulty) in WRITTEN.items() if release == faulty}
     wanted |= {name: "passes" for name, (*_, faulty) in WRITTEN.items() if release in after(faulty)}
     assert {name: outcomes(release)[name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_configuration_that_the_release_refuses_is_skipped(release: str) -> None:
+    assert outcomes(release)["refused_at_start"] == "skips"
 
 
 @pytest.mark.parametrize(("faulty", "fixed", "identity"), FIXED)

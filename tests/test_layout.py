@@ -124,10 +124,15 @@ def test_every_folder_with_modules_is_a_package() -> None:
 def test_every_record_is_in_the_list_of_findings_as_it_is() -> None:
     folder = ROOT / "findings"
     rows = {}
+    sections = {}
+    section = ""
     for line in (folder / "README.md").read_text(encoding="utf-8").splitlines():
+        section = line.removeprefix("## ") if line.startswith("## ") else section
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and "](" in cells[-1]:
-            rows[cells[-1].rpartition("(")[2].rstrip(")")] = cells
+            name = cells[-1].rpartition("(")[2].rstrip(")")
+            rows[name] = cells
+            sections[name] = section
     records = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")}
     assert rows.keys() == records.keys()
     for name, record in records.items():
@@ -136,6 +141,7 @@ def test_every_record_is_in_the_list_of_findings_as_it_is() -> None:
         named = record["releases"] if isinstance(record["releases"], list) else [record["releases"]]
         assert releases.startswith(named[0]), name
         assert releases.endswith(named[-1]), name
+    assert {name: harm(cells[0]).capitalize() for name, cells in rows.items()} == sections
     order = [
         (severity(invariant), [-n for n in Version(releases.split()[-1]).release])
         for invariant, _, releases, *_ in rows.values()

@@ -66,6 +66,18 @@ def test_a_checkout_between_releases_is_held_to_what_is_known_of_the_newest(kept
     assert findings.known_for(ranges, "").identities, "nothing says which of these is the newest"
 
 
+def test_what_shows_when_all_is_drained_is_recorded_as_that(kept: Path, tmp_path: Path) -> None:
+    assert _record(kept, "-o", tmp_path / "early.json") == 0
+    scenario_file.save(kept, SCENARIO, replace(FINDING, action=len(SCENARIO.actions)))
+    assert _record(kept, "-o", tmp_path / "late.json") == 0
+    for name, drained in (("early", False), ("late", True)):
+        data = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        assert data.get("drained", False) is drained
+        out = tmp_path / f"test_{name}.py"
+        assert cli.run(["export", str(tmp_path / f"{name}.json"), "-o", str(out)]) == 0
+        assert ("engine.drain()" in out.read_text(encoding="utf-8")) is drained
+
+
 def test_what_is_said_of_it_is_in_the_record(kept: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.json"
     said = ("--release", "vllm==0.25.1", "--release", ">=0.26,<0.27", "--status", "confirmed")

@@ -221,11 +221,28 @@ def test_the_worst_of_a_kind_is_told_first() -> None:
     ]
 
 
+def test_what_fails_a_run_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = Scenario(Config((Group("full", 4),), 20, 4, 8), (Action("step"),)).to_dict()
+    finding = {"invariant": "HIT.covers", "cause": "x", "witness": "w", "action": 0, "scenario": scenario}
+    new = fuzzing.NewFinding(finding, "f.json")
+    report = made_report(made_record(findings=[new], known=[known(shown=True)], errors=["a worker died"]))
+    report.coverage = {"action step": 3}
+    out = shown(report, capsys)
+    assert "findings: 1 new, 1 known (below)" in out
+    at = out.index("findings that fail this run: 1 new\n  HIT.covers x\n    new on vllm==0.33.0\n")
+    assert max(out.index(said) for said in ("known: its", "a worker died", "action step 3")) < at
+    lines = out[at:].splitlines()
+    assert lines[-3].startswith("replay: kvproof replay f.json"), "and nothing but the result line after it"
+    alone = shown(made_report(made_record(findings=[new])), capsys)
+    assert "\nfindings: 1 new\n  HIT.covers x\n" in alone
+    assert "fail this run" not in alone
+
+
 def test_known_findings_are_folded_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     listed = [known(shown=True), known(cause="other", seen=1.5), known(cause="lost", why="it can't run")]
     report = made_report(made_record(known=listed))
     lines = [line.strip() for line in shown(report, capsys, fold=True).splitlines()]
-    assert "findings: 3 known; kvproof fuzz --all prints each in full" in lines
+    assert "findings: 3 known; kvproof fuzz vllm==0.33.0 --all prints each in full" in lines
     at = lines.index("known: seen in this run (findings/README.md):")
     assert lines[at + 1] == "SLOT.chunk-end other"
     at = lines.index("known: its recorded scenario still shows it (findings/README.md):")

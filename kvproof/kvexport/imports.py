@@ -6,7 +6,7 @@ import re
 
 WIDTH = 88
 
-_STANDARD = ("collections", "copy", "dataclasses", "importlib", "inspect", "itertools", "math", "time")
+_STANDARD = ("collections", "contextlib", "copy", "dataclasses", "importlib", "inspect", "itertools", "math", "time")
 _THIRD = ("pytest", "torch")
 _NAMES = {
     "types": ("SimpleNamespace",),

@@ -16,18 +16,29 @@ from kvproof.spec.scenario import Scenario
 class Origin:
     """Whatever is not known is empty.
 
-    ``place`` is the subject, or the releases of a record in words. ``summary`` is a record's first sentence.
-    ``reference`` is where others can read about it. ``releases`` are the versions that show it.
+    ``place`` is the subject, or the releases of a record in words. ``summary`` is a record's reasoning.
+    ``reference`` is where others can read about it. ``releases`` are the versions that show it. ``ours`` is whether the
+    subject is none of vLLM, so that nothing is known of any release.
     """
 
     place: str = ""
     summary: str = ""
     reference: str = ""
     releases: tuple[str, ...] = ()
+    ours: bool = False
+
+
+OURS = {findings.REFERENCE: "kvproof's reference engine", findings.SPECIFICATION: "kvproof's abstract machine"}
+"""Subjects that are no vLLM, in words."""
+
+LONGEST = 1200
+"""Letters of a reasoning in a docstring."""
 
 
 def origin(scenario: Scenario, violation: Violation | None, subject: str) -> Origin:
     """What is known. A record counts if it is of the subject's release; without a subject, if it has this scenario."""
+    if subject in OURS:
+        return Origin(OURS[subject], reference=_catalogued(violation) if violation else "", ours=True)
     version = subject.partition("==")[2]
     releases: tuple[str, ...] = (version,) if version else ()
     if violation is None:
@@ -72,4 +83,11 @@ def _range(releases: tuple[str, ...]) -> str:
 def _summary(record: Record) -> str:
     if record.status != "confirmed":
         return "Not confirmed: the releases' code has not been read for it."
-    return record.reasoning.partition(". ")[0].rstrip(".") + "."
+    whole = record.reasoning.strip().rstrip(".") + "."
+    if len(whole) <= LONGEST:
+        return whole
+    # The sentence that decides is often the last of several: whole sentences, and where the others are.
+    sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z])", whole)
+    while len(sentences) > 1 and len(" ".join(sentences)) > LONGEST:
+        sentences.pop()
+    return f"{' '.join(sentences)} (The rest is in the reasoning of kvproof's record of this finding.)"

@@ -108,8 +108,8 @@ def _values(plan: Plan, config: Config, violation: Violation | None, releases: t
         "crossing": cause != "chunk-ends-off-boundary",
         "passed_over": passed_over,
         "preempts": "preempts-itself" in cause,
-        # An engine core answers a reset that raises to whoever asked for it, and goes on.
         "died": "a reset fails with" if ".reset_cache-" in cause else "the engine died of",
+        "suppressed": ".reset_cache-" not in cause,
         "over_key": cause.endswith("over-key"),
         "shared": cause.endswith("write-shared"),
         "offers_nothing": cause.endswith("offers-nothing"),

@@ -14,6 +14,8 @@ from kvproof.spec.scenario import Scenario
 WIDTH = 88
 """vLLM's own line length."""
 
+NEEDS = "This file imports vLLM (its Python sources are enough), torch and pytest only."
+
 
 def headline(violation: Violation | None) -> str:
     """The docstring's first line."""
@@ -28,10 +30,7 @@ def explanation(scenario: Scenario, violation: Violation | None, origin: Origin)
     parts = []
     if violation is not None:
         parts.append(_found(violation, origin))
-    parts.append(
-        "Found by kvproof, which drives the real scheduler at random, and shrunk. This file needs "
-        "vLLM's Python sources and pytest only."
-    )
+    parts.append(f"{_how(origin)} {NEEDS}")
     if scenario.note:
         parts.append(scenario.note)
     if scenario.forced:
@@ -47,6 +46,18 @@ def _found(violation: Violation, origin: Origin) -> str:
     found += f": {violation.witness}" if violation.witness else ""
     see = f"See {origin.reference}." if origin.reference else ""
     return " ".join(part for part in (found and f"{found}.", origin.summary, see) if part)
+
+
+def _how(origin: Origin) -> str:
+    """How it was come across. Only what was found on a release is said to be of the real scheduler."""
+    if origin.ours:
+        return (
+            "kvproof found it on an engine of its own, not on vLLM, and shrunk it: this test asks the vLLM that it is "
+            "run with."
+        )
+    if origin.place:
+        return "Found by kvproof, which drives the real scheduler at random, and shrunk."
+    return "Written by kvproof, from a scenario that it can drive the real scheduler with."
 
 
 def promise(violation: Violation | None) -> str:
