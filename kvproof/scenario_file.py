@@ -62,10 +62,11 @@ class FindingNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ScenarioFile:
-    """A scenario, and the finding that it shows, if the file names one."""
+    """A scenario, and the finding that it shows, if the file names one. ``reasoning`` is what a record says of it."""
 
     scenario: Scenario
     finding: FindingNote | None = None
+    reasoning: str = ""
 
 
 def load(path: Path) -> ScenarioFile:
@@ -128,7 +129,8 @@ def parse(data: Any) -> ScenarioFile:
         data = {"scenario": data["scenario"], **signs[0]} if signs and "cause" in signs[0] else data["scenario"]
     if _MARK not in data and "invariant" in data and isinstance(data.get("scenario"), dict):
         note = {name: data[name] for name in ("invariant", "cause", "where") if name in data}
-        return ScenarioFile(parse(data["scenario"]).scenario, _note(note, "$"))
+        reasoning: str = convert(data.get("reasoning", ""), str, "$.reasoning")
+        return ScenarioFile(parse(data["scenario"]).scenario, _note(note, "$"), reasoning)
     _check_version(data)
     note_data = data.get("finding")
     finding = None if note_data is None else _note(note_data, "$.finding")
