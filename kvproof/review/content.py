@@ -36,7 +36,7 @@ _CONTAMINATES = {
 @dataclass(frozen=True)
 class Line:
     """A checker's word on an invariant. ``mark`` is a word of one of the site's colours; ``records`` are what it is on
-    record as. ``premises`` is how many a proof has."""
+    record as. ``premises`` is how many a proof has, ``recorded`` whether anything is on record there."""
 
     checker: str
     verdict: str
@@ -46,11 +46,12 @@ class Line:
     stale: bool
     records: tuple[Record, ...] = ()
     premises: int = 0
+    recorded: bool = False
 
     @property
     def colour(self) -> str:
         """Its mark, unless the rule has changed since. What is on record stands by itself: each record replays."""
-        return "stale" if self.stale and self.mark != "known" else self.mark
+        return "stale" if self.stale and not (self.recorded or self.records) else self.mark
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ def _lines(name: str, status: Status, seen: Sequence[SeenOn] = (), records: Sequ
 def _as_recorded(line: Line, seen: SeenOn) -> Line:
     """A word about what was seen, as the records are now: a search can't know of what was put on record after it, and
     is not the last word where it did not come across that."""
+    line = replace(line, recorded=any(cause.record is not None for cause in seen.causes))
     missed = f"on record: {', '.join(cause.name for cause in seen.missed)}; {_why_missed(seen)}" if seen.missed else ""
     if line.mark not in ("broken", "known"):
         ran = line.verdict != NOT_RUN

@@ -123,8 +123,7 @@ def _cell(entry: content.Entry, checker: str) -> tuple[str, str]:
     if not lines:
         return "none", "nothing to prove: no rule of its own"
     worst = min(lines, key=lambda line: _WORST_FIRST.index(line.mark))
-    stale = any(line.stale for line in lines)
-    mark = "stale" if stale and worst.mark != "known" else worst.mark
+    mark = "stale" if any(line.colour == "stale" for line in lines) else worst.mark
     if mark == "holds" and any(line.premises for line in lines):
         return "premised", "\n".join(f"{line.checker.removeprefix('prove: ')}: {line.verdict}" for line in lines)
     return mark, f"{worst.verdict}: {worst.words}"
