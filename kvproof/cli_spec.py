@@ -29,11 +29,14 @@ def build_site(
     """Write the site from the catalogue, the rules and stored results. Open index.html in it."""
     if context.invoked_subcommand is not None:
         return 0
-    from kvproof.review.site import build
+    from kvproof.review.site import build, note
     from kvproof.review.status import load, stored_file
 
     require_folder(out, "pages")
-    counts = build(out, load(status or stored_file()))
+    stored = load(status or stored_file())
+    counts = build(out, stored)
+    if told := note(stored):
+        write(f"{told}{f' --status {status}' if status is not None else ''}\n")
     facts = " ".join(f"{name}={number}" for name, number in counts.items())
     write(f"kvproof: spec {facts} out={out} exit=0\n")
     return 0

@@ -28,12 +28,12 @@ def page(file: Path, loaded: ScenarioFile, on: str | None, progress: engines.Pro
     subject = subjects.open_subject(target, progress)
     film = take(subject, loaded)
     made = engines.load("kvproof.pages", "counterexample")
-    return cast("str", made(loaded.scenario, film, violation, target.text, str(file)))
+    return cast("str", made(loaded.scenario, film, violation, target.text, str(file), loaded.reasoning))
 
 
 def take(subject: Subject, loaded: ScenarioFile) -> Film:
     """The scenario's moments on ``subject``."""
-    return cast("Film", engines.load("kvproof.models.stateful.film", "film")(subject, loaded.scenario))
+    return cast("Film", engines.load("kvproof.pages.ended", "film")(subject, loaded.scenario))
 
 
 def _recorded(loaded: ScenarioFile) -> str:

@@ -62,10 +62,11 @@ class FindingNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ScenarioFile:
-    """A scenario, and the finding that it shows, if the file names one."""
+    """A scenario, and the finding that it shows, if the file names one. ``reasoning`` is what a record says of it."""
 
     scenario: Scenario
     finding: FindingNote | None = None
+    reasoning: str = ""
 
 
 def load(path: Path) -> ScenarioFile:
@@ -131,7 +132,8 @@ def parse(data: Any) -> ScenarioFile:
         scenario = parse(data["scenario"]).scenario
         if data.get("drained") is True:
             note["action"] = len(scenario.actions)
-        return ScenarioFile(scenario, _note(note, "$"))
+        reasoning: str = convert(data.get("reasoning", ""), str, "$.reasoning")
+        return ScenarioFile(scenario, _note(note, "$"), reasoning)
     _check_version(data)
     note_data = data.get("finding")
     finding = None if note_data is None else _note(note_data, "$.finding")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from kvproof import moments, scenario_file
 from kvproof.models.stateful.film import MOST_FRAMES, film
-from kvproof.pages import counterexample
+from kvproof.pages import counterexample, ended
 from kvproof.spec.config import Config, Group
 from kvproof.spec.machine.subject import MachineSubject
 from kvproof.spec.scenario import Action, Scenario
@@ -104,6 +105,44 @@ def test_what_it_shows_can_not_end_its_script() -> None:
     page = counterexample(evil, film(MachineSubject(), evil), None, "</script>", "<b>")
     assert "<img" not in page
     assert page.count("</script>") == 2
+
+
+def test_a_record_says_on_its_page_what_was_read() -> None:
+    record = scenario_file.load(Path(__file__).parents[1] / "findings" / "slot-key-content-full-key-stale.json")
+    assert record.reasoning.startswith("Read in 0.33.0")
+    page = counterexample(LEAKS, film(MachineSubject(), LEAKS), None, "spec", "f.json", record.reasoning)
+    read = html.unescape(page)
+    assert read.index("</h1>") < read.index(record.reasoning) < read.index("<main>")
+    assert "On record." not in counterexample(LEAKS, film(MachineSubject(), LEAKS), None, "spec", "f.json")
+
+
+CROSSES = Scenario(
+    Config((Group("full", 4), Group("mamba", 8)), 20, 4, 16, retention=None),
+    (
+        Action("submit", "a", length=4, max_tokens=1),
+        Action("submit", "b", length=12, max_tokens=1),
+        Action("step", times=2),
+    ),
+)
+"""Of a toy with unaligned chunks: what breaks lies in a table of b, which ends in that very step."""
+
+
+def test_where_it_breaks_the_tables_of_what_ended_in_that_step_are_shown() -> None:
+    plain, taken = film(ToySubject("unaligned"), CROSSES), ended.film(ToySubject("unaligned"), CROSSES)
+    (before, broken) = plain.frames[-1], taken.frames[-1]
+    assert before.violations
+    assert not [table for table in before.tables if table.request == "b"], "by then it has given them back"
+    (request,) = [request for request in broken.requests if request.name == "b"]
+    assert request.status == ended.ENDED
+    (slots,) = [table.blocks for table in broken.tables if (table.request, table.group) == ("b", 1)]
+    where = dict(broken.violations[0].where)
+    assert where["block"] == slots[0]
+    assert (broken.violations, broken.blocks) == (before.violations, before.blocks)
+    text = moments.moment(CROSSES, taken, len(taken.frames) - 1).partition("free queue")[0]
+    assert re.search(rf"┃ @8 block {slots[0]} ✗", text)
+    # Where nothing breaks, or nothing ends, it is the same film.
+    sound = film(ToySubject(), LEAKS)
+    assert ended.film(ToySubject(), LEAKS).frames == sound.frames
 
 
 def rendered(page: Path, moment: int) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kvproof import cli
+from kvproof import cli, findings
 from kvproof.errors import CheckerError, UsageError
 from kvproof.invariants.catalogue import CATALOGUE, by_id
 from kvproof.review import causes, content, diff, digests, machine, site, sources, status
@@ -52,6 +52,9 @@ def test_a_result_is_stale_once_its_rule_has_changed() -> None:
     assert fresh.stale("prove"), "what was never run"
     (line,) = [one for one in content._lines(entry.id, old) if one.checker == "fuzz, vLLM 0.33.0"]
     assert line.stale
+    assert line.colour == "stale"
+    (recorded,) = [one for one in _entry(entry.id, old).lines if one.checker == "fuzz, vLLM 0.33.0"]
+    assert (recorded.stale, recorded.colour) == (True, "known"), "what is on record stands by itself"
     assert "the rule has changed since" in site.pages(content.entries(old), old)["slot.html"]
 
 
@@ -140,9 +143,111 @@ def test_a_broken_cell_leads_to_its_causes_and_says_which_are_on_record_today() 
     assert "unheard-of</b>" in page
     assert "block 3 is odd" in page
     assert f'#{entry.causes_on(release)}">✗!</a>' in files["index.html"]
-    # What is gone, or was not seen, is no cause.
+    # What is gone, or was not seen, is no cause that was seen.
     old = said(f"fuzz {release}", words[0], Word("finding", f"{name} old", "gone: it is", "info"))
-    assert _entry(name, old).seen == ()
+    assert all(cause.missed for on in _entry(name, old).seen for cause in on.causes)
+    assert "old" not in {cause.name for on in _entry(name, old).seen for cause in on.causes}
+
+
+def _silent(stored: Status) -> Status:
+    """The same runs, had no search of a release come across anything."""
+    runs = dict(stored.runs)
+    for release in status.RELEASES:
+        run = runs[f"fuzz {release}"]
+        names = [word.id for word in run.words if word.kind == "invariant"]
+        words = [Word("invariant", name, "fuzzed, holds", "pass", "12 times") for name in names]
+        runs[f"fuzz {release}"] = msgspec.structs.replace(run, words=words)
+    return Status(1, runs)
+
+
+@pytest.mark.parametrize("search", ["as it is stored", "that came across nothing", "that was never run"])
+def test_every_cell_of_a_release_says_what_is_on_record_for_it(search: str) -> None:
+    stored = status.load(STORED)
+    silent = {"that came across nothing": _silent(stored), "that was never run": Status(1, {})}
+    shown = silent.get(search, stored)
+    entries = content.entries(shown)
+    files = site.pages(entries, shown)
+    records = [(one, release) for one in causes.records() for release in status.RELEASES
+               if findings.known_for([one.source], release).records]  # fmt: skip
+    broken = {(one.source.invariant, release) for one, release in records}
+    assert len(broken) > 50
+    cells = _cells(files["index.html"])
+    for entry in entries:
+        page = files[f"{entry.id.partition('.')[0].lower()}.html"]
+        for release in status.RELEASES:
+            mark, words, href = cells[entry.id, release]
+            if (entry.id, release) in broken:
+                assert mark in ("✗", "✗!"), f"{entry.id} is on record as broken on {release}"
+                assert href.endswith(f"#{entry.causes_on(release)}")
+                assert f'id="{entry.causes_on(release)}"' in page
+            elif search != "as it is stored":
+                assert mark not in ("✗", "✗!"), f"{entry.id} is on no record for {release}"
+            if (entry.id, release) in broken and search != "as it is stored":
+                told = "did not come across it" if "nothing" in search else "no search is stored"
+                assert words.startswith("broken (on record")
+                assert told in words
+                (line,) = [line for line in entry.lines if line.checker == f"fuzz, vLLM {release}"]
+                assert (line.mark, told in line.words) == ("known", True)
+    listed = {
+        (entry.id, on.subject, cause.name, cause.record.file)
+        for entry in entries for on in entry.seen for cause in on.causes if cause.record is not None
+    }  # fmt: skip
+    for one, release in records:
+        named = {file for name, on, cause, file in listed if (name, on, cause) == (*_of(one, release), one.cause)}
+        assert named, f"{one.file} is not among what breaks {one.source.invariant} on {release}"
+
+
+def _of(one: causes.Record, release: str) -> tuple[str, str]:
+    return one.source.invariant, release
+
+
+def _cells(index: str) -> dict[tuple[str, str], tuple[str, str, str]]:
+    """Mark, words and link of each cell of the overview that is about a release."""
+    found = {}
+    for row in re.findall(r"<tr><td><a href.*?</tr>", index, re.DOTALL):
+        name = re.search(r">([A-Z]+\.[\w-]+)</a>", row)
+        assert name is not None
+        ticks = re.findall(r'<td class="tick \w+" title="([^"]*)">(?:<a href="([^"]*)">)?([^<]*)', row)
+        for (_, subject), (words, href, mark) in zip(site.COLUMNS, ticks, strict=True):
+            if subject in status.RELEASES:
+                found[name[1], subject] = (mark, words, href)
+    return found
+
+
+def test_what_a_search_shows_gone_is_told_as_that() -> None:
+    known = next(one for one in causes.records() if one.releases.startswith("0.26.0"))
+    name = known.source.invariant
+    gone = Word("finding", f"{name} {known.cause}", "gone: its recorded scenario no longer shows it", "info")
+    (on,) = [on for on in _entry(name, said("fuzz 0.26.0", gone)).seen if on.subject == "0.26.0"]
+    (cause,) = [cause for cause in on.causes if cause.name == known.cause]
+    assert cause.missed.endswith("ran the scenario that was recorded then, which did not show it")
+
+
+def test_what_is_proved_under_premises_says_so(made: Path) -> None:
+    stored = status.load(STORED)
+    entry = _entry("SLOT.key-content", stored)
+    (line,) = [one for one in entry.lines if one.checker == "prove: SLOT.two-chunks"]
+    assert line.verdict == f"proved under {line.premises} premises"
+    assert "no junction; no checkpoint exports" in line.words
+    index = (made / "index.html").read_text(encoding="utf-8")
+    assert f'<a href="slot.html#{entry.said}">✓ if</a>' in index
+    # And so does every other claim that has any, here and on the page of proofs; one that has none does not.
+    for entry in content.entries(stored):
+        for line in entry.lines:
+            if line.verdict.startswith(("proved", "bounded")):
+                assert (" under " in line.verdict) == ("premises: " in line.words)
+                assert (" under " in line.verdict) == bool(line.premises)
+    told = {(run, word.id): (word, today) for run, words in content.claims(stored) for word, today in words}
+    for word, today in told.values():
+        if word.verdict in ("proved", "bounded"):
+            assert (" under " in today.verdict) == bool(word.data["premises"])
+    assert told["prove", "RADIX.sum"][1].verdict == "proved"
+
+
+def test_the_overview_says_why_it_is_in_its_order(made: Path) -> None:
+    index = (made / "index.html").read_text(encoding="utf-8")
+    assert "the order in which they are judged" in index
+    assert [name for name, release in _cells(index) if release == "0.33.0"] == [entry.id for entry in CATALOGUE]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +325,8 @@ def test_every_page_says_how_to_read_its_notation(made: Path) -> None:
     for file in made.glob("*.html"):
         assert "Reading the notation" in file.read_text(encoding="utf-8")
     assert {"Split", "g1, group 1"} <= content.glossary().keys()
+    assert 'glossary.html">Glossary</a></p>' not in (made / "glossary.html").read_text(encoding="utf-8")
+    assert 'glossary.html">Glossary</a></p>' in (made / "slot.html").read_text(encoding="utf-8")
 
 
 def test_what_invariants_stand_on_is_claimed() -> None:
@@ -246,6 +353,10 @@ def test_the_glossary_has_the_words_that_events_and_configurations_use() -> None
     }
     assert words <= terms.keys()
     assert all(meaning.endswith(".") for meaning in terms.values())
+    order = list(terms)
+    assert order[:2] == ["block", "pool"]
+    for word in ("block", "table", "key", "prefix", "free queue"):
+        assert order.index(word) < min(map(order.index, ("state@16#a7d4", "Split", "junction")))
 
 
 def test_the_readme_leads_to_a_page_that_there_is(made: Path) -> None:
@@ -463,6 +574,22 @@ def test_the_command_writes_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     assert f"invariants={len(CATALOGUE)}" in done.output
     assert (tmp_path / "site" / "index.html").exists()
+
+
+def test_the_command_says_which_results_are_old_or_missing_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "build", lambda *_: {"stale": 1})
+    old = Word("invariant", "SLOT.chunk-end", "fuzzed, holds", "pass", digest="another")
+    file = tmp_path / "status.json"
+    status.save(file, said("fuzz 0.33.0", old))
+    done = CliRunner().invoke(cli.app, ["spec", "--out", str(tmp_path / "site"), "--status", str(file)])
+    note, last = done.output.splitlines()
+    assert note.startswith("stored results: older than a rule: fuzz 0.33.0; not run: prove, explore, ")
+    assert note.endswith(f"kvproof spec refresh --status {file}")
+    assert last.startswith("kvproof: spec stale=1 ")
+    stored = status.load(STORED)
+    assert site.note(stored) == "" or any(stored.stale(check.name) or stored.lacking(check.name) for check in CHECKS)
 
 
 def test_an_interrupted_refresh_tells_what_was_done(

@@ -92,6 +92,22 @@ def test_a_mark_is_on_what_is_wrong(name: str, title: str, line: str) -> None:
     assert not line or line in marked[title]
 
 
+def test_a_partial_key_and_an_empty_block_are_explained_where_they_are_as_they_should_be(made: Path) -> None:
+    for entry in CATALOGUE:
+        for shown in (example(entry.id).sound, example(entry.id).broken):
+            for strip in (strip for strip in shown.strips if "mamba" in strip.title):
+                for cell in strip.cells:
+                    empty = cell.kind != "null" and not any("key" in line or "holds" in line for line in cell.lines)
+                    explained = f"Block {cell.block} is empty" in strip.caption
+                    assert explained == (empty and not cell.marked), f"{entry.id}: {cell}"
+    (strip,) = [strip for strip in example("SLOT.chunk-end").sound.strips if "mamba" in strip.title]
+    assert strip.caption == (
+        "Block 9 has a partial key: state@20#93c0 ends inside its slot, which ends after 24 tokens. "
+        "Block 10 is empty: it is for the state after a draft token."
+    )
+    assert strip.caption in section_of(made, "SLOT.chunk-end")
+
+
 def test_of_a_long_value_only_what_differs_is_marked() -> None:
     pieces = dict(example("ADMIT.exact").broken.fields)["estimates"]
     assert [text for text, differs in pieces if differs] == ["8"]

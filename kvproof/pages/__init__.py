@@ -23,11 +23,13 @@ from kvproof.spec.scenario import Scenario
 __all__ = ["counterexample", "entry_of", "group_name", "start"]
 
 
-def counterexample(scenario: Scenario, film: Film, asked: Violation | None, subject: str, file: str = "") -> str:
+def counterexample(
+    scenario: Scenario, film: Film, asked: Violation | None, subject: str, file: str = "", reasoning: str = ""
+) -> str:
     """The page of ``film``, which was taken of ``scenario`` on ``subject``.
 
     ``asked`` is the violation that the page is about (``None``: whatever shows), ``file`` the scenario's file, for the
-    command that shows it again.
+    command that shows it again, ``reasoning`` what is on record of it.
     """
     shown = asked or next((violation for frame in film.frames for violation in frame.violations), None)
     entry = entry_of(shown)
@@ -39,6 +41,7 @@ def counterexample(scenario: Scenario, film: Film, asked: Violation | None, subj
         subject=subject,
         file=file,
         note=scenario.note,
+        reasoning=reasoning,
         setting=Scenario(scenario.config, ()).text().splitlines(),
         actions=[str(action) for action in scenario.actions],
         timeline=film.text,

@@ -36,7 +36,7 @@ _CONTAMINATES = {
 @dataclass(frozen=True)
 class Line:
     """A checker's word on an invariant. ``mark`` is a word of one of the site's colours; ``records`` are what it is on
-    record as."""
+    record as. ``premises`` is how many a proof has, ``recorded`` whether anything is on record there."""
 
     checker: str
     verdict: str
@@ -45,6 +45,13 @@ class Line:
     made: str
     stale: bool
     records: tuple[Record, ...] = ()
+    premises: int = 0
+    recorded: bool = False
+
+    @property
+    def colour(self) -> str:
+        """Its mark, unless the rule has changed since. What is on record stands by itself: each record replays."""
+        return "stale" if self.stale and not (self.recorded or self.records) else self.mark
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,13 @@ class Entry:
     def anchor(self) -> str:
         return anchor(self.id)
 
+    @property
+    def said(self) -> str:
+        """The name on its page of what checkers say."""
+        return f"{self.anchor}-said"
+
     def causes_on(self, subject: str) -> str:
-        """The name on its page of what was seen on ``subject``; empty where nothing was."""
+        """The name on its page of what breaks it on ``subject``; empty where nothing does."""
         listed = any(one.subject == subject for one in self.seen)
         return f"{self.anchor}-{subject.replace('.', '-')}" if listed else ""
 
@@ -184,14 +196,26 @@ def _lines(name: str, status: Status, seen: Sequence[SeenOn] = (), records: Sequ
 
 
 def _as_recorded(line: Line, seen: SeenOn) -> Line:
-    """A word about what was seen, as the records are now: a search can't know of what was put on record after it."""
+    """A word about what was seen, as the records are now: a search can't know of what was put on record after it, and
+    is not the last word where it did not come across that."""
+    line = replace(line, recorded=any(cause.record is not None for cause in seen.causes))
+    missed = f"on record: {', '.join(cause.name for cause in seen.missed)}; {_why_missed(seen)}" if seen.missed else ""
     if line.mark not in ("broken", "known"):
-        return line
-    count = f"{len(seen.causes)} cause{'s' * (len(seen.causes) != 1)} seen"
-    if not seen.unrecorded:
-        return replace(line, verdict="broken (known)", mark="known", words=f"{line.words}; {count}, all on record")
-    words = f"{line.words}; {count}, {seen.unrecorded} not on record"
-    return replace(line, verdict="broken", mark="broken", words=words)
+        ran = line.verdict != NOT_RUN
+        verdict = "broken (on record)" if ran else f"broken (on record; {NOT_RUN})"
+        words = f"{missed}, and says: {line.verdict}; {line.words}" if ran else missed
+        return replace(line, verdict=verdict, mark="known", words=words)
+    count = len(seen.causes) - len(seen.missed)
+    recorded = f"{seen.unrecorded} not on record" if seen.unrecorded else "all on record"
+    found = f"{count} cause{'s' * (count != 1)} seen, {recorded}"
+    words = "; ".join(filter(None, [line.words, found if count else "", missed]))
+    if not count or seen.unrecorded:
+        return replace(line, verdict="broken", mark="broken", words=words)
+    return replace(line, verdict="broken (known)", mark="known", words=words)
+
+
+def _why_missed(seen: SeenOn) -> str:
+    return "; ".join(dict.fromkeys(cause.missed for cause in seen.missed))
 
 
 def _shipped(name: str, release: str, status: Status, records: Sequence[Record]) -> list[Line]:
@@ -202,7 +226,7 @@ def _shipped(name: str, release: str, status: Status, records: Sequence[Record])
     for claim in claims:
         word = said.of("proof", claim) if said is not None else None
         for line in _line(status, run, "proof", claim, f"{run}: {claim}"):
-            lines.append(line if word is None else _as_settled(line, settled(word, release, records)))
+            lines.append(line if word is None else _as_settled(line, _today(word, release, records)))
     return lines
 
 
@@ -222,7 +246,20 @@ def _line(status: Status, run: str, kind: str, name: str, checker: str) -> list[
     if said is None or word is None:
         return [Line(checker, NOT_RUN, "no result is stored", "open", "", False)]
     stale = bool(word.digest) and word.digest != current(word)
-    return [Line(checker, word.verdict, _coverage(word), _mark(word), _made(said), stale)]
+    return [Line(checker, _verdict(word), _coverage(word), _mark(word), _made(said), stale, premises=_premises(word))]
+
+
+def _verdict(word: Word) -> str:
+    """What is proved is proved of what its premises admit, and of nothing else."""
+    count = _premises(word)
+    return f"{word.verdict} under {count} premise{'s' * (count != 1)}" if count else word.verdict
+
+
+def _premises(word: Word) -> int:
+    """How many premises the right rule was proved under; of a wrong one, or of what is refuted, none are counted."""
+    if word.verdict not in ("proved", "bounded"):
+        return 0
+    return len(list(filter(None, str(word.data.get("premises", "")).split("; "))))
 
 
 def _mark(word: Word) -> str:
@@ -311,4 +348,5 @@ def claims(status: Status) -> list[tuple[str, list[tuple[Word, Refutation]]]]:
 
 def _today(word: Word, release: str, records: Sequence[Record]) -> Refutation:
     """A rule of ours that is refuted is on no record: only a wrong rule must be."""
-    return settled(word, release, records) if release else Refutation(word.verdict, word.outcome)
+    today = settled(word, release, records) if release else Refutation(word.verdict, word.outcome)
+    return today if word.verdict.startswith("refuted") else replace(today, verdict=_verdict(word))

@@ -22,7 +22,8 @@ QUEUE_SHOWN = 6
 @dataclass(frozen=True)
 class Cell:
     """A slot of a table, a block of the free queue, or a count: what is said of it, whether it is the one that is
-    wrong, and whether it ``differs`` from the sound case. ``block`` is −1 where there is none."""
+    wrong, and whether it ``differs`` from the sound case. ``block`` is −1 where there is none. ``note`` explains what a
+    sound cache has there and a reader may take for a fault."""
 
     title: str
     lines: tuple[str, ...]
@@ -30,6 +31,7 @@ class Cell:
     block: int = -1
     wrong: bool = False
     differs: bool = False
+    note: str = ""
 
     @property
     def plain(self) -> tuple[str, tuple[str, ...], str]:
@@ -50,6 +52,11 @@ class Strip:
     note: str = ""
     request: str = ""
     group: int = -1
+
+    @property
+    def caption(self) -> str:
+        """The notes of its cells, but for those that are marked: of these something else is to be said."""
+        return " ".join(cell.note for cell in self.cells if cell.note and not cell.marked)
 
 
 QUEUE = "free queue, from its front"
@@ -106,7 +113,13 @@ def _returned(observation: Observation) -> Iterator[tuple[str, str, int, Sequenc
 
 def _table(facts: _Facts, title: str, request: str, group: int, blocks: Sequence[int]) -> Strip:
     spec = facts.view.config.groups[group]
-    cells = [_cell(facts, block, f"@{(slot + 1) * spec.block_size}", group) for slot, block in enumerate(blocks)]
+    cells = [
+        dataclasses.replace(
+            _cell(facts, block, f"@{(slot + 1) * spec.block_size}", group),
+            note=_note(facts.view, request, group, slot, block),
+        )
+        for slot, block in enumerate(blocks)
+    ]
     window = f", window {spec.window}" if spec.window else ""
     return Strip(f"{title}, group {group}: {spec.kind} {spec.block_size}{window}", tuple(cells), "", request, group)
 
@@ -144,6 +157,24 @@ def _held(view: View, block: int, group: int) -> list[str]:
     attention = group >= 0 and view.config.groups[group].kind != "mamba"
     tokens = [state for state in (view.attention_content(block, group) if attention else None) or () if state]
     return [f"holds tokens {length_of(tokens[0])} to {length_of(tokens[-1])}"] if tokens else []
+
+
+def _note(view: View, request: str, group: int, slot: int, block: int) -> str:
+    """Of a key that ends inside its slot, and of a recurrent block that holds nothing: why that is as it should be."""
+    size = view.config.groups[group].block_size
+    starts, ends = slot * size, (slot + 1) * size
+    if block == NULL:
+        return ""
+    for key in view.keys(block):
+        if key.group == group and starts < length_of(key.state) < ends:
+            inside = f"{show(key.state)} ends inside its slot, which ends after {ends} tokens"
+            return f"Block {block} has a partial key: {inside}."
+    content = view.mamba_content(block)
+    if view.config.groups[group].kind != "mamba" or view.keys(block) or content is None or content.temporal is not None:
+        return ""
+    running = view.requests().get(request)
+    draft = view.config.speculative and running is not None and starts >= running.computed
+    return f"Block {block} is empty: {'it is for the state after a draft token' if draft else 'it is not written yet'}."
 
 
 def _noted(view: View, block: int) -> Fact:

@@ -16,7 +16,7 @@ from kvproof.errors import UsageError
 from kvproof.review import content, machine
 from kvproof.review.diff import Difference
 from kvproof.review.grounds import MIRRORS
-from kvproof.review.status import RELEASES, Status
+from kvproof.review.status import CHECKS, RELEASES, Status
 from kvproof.revision import revision
 from kvproof.scenario_file import write_whole
 
@@ -28,10 +28,13 @@ COLUMNS = (
     *((f"fuzz, vLLM {release}", release) for release in RELEASES),
 )
 """Of the overview: the checker, and the subject whose causes its cells lead to (none: a proof comes across nothing)."""
+_WORST_FIRST = ("broken", "open", "known", "holds", "none")
+"""Marks: of several words on one invariant the worst is shown."""
 
 
 def build(out: Path, status: Status) -> dict[str, int]:
-    """Write the site into ``out``, which is made if need be. Returns what it holds, in numbers.
+    """Write the site into ``out``, which is made if need be. Returns what it holds, in numbers; :func:`note` says in
+    words what of it is old or missing.
 
     Raises :class:`UsageError` where it can't be written, and :class:`kvproof.errors.CheckerError` where something that
     it must say is missing.
@@ -44,9 +47,23 @@ def build(out: Path, status: Status) -> dict[str, int]:
         except OSError as error:
             raise UsageError(f"can't write {out / name}: {error.strerror or error}") from error
     lines = [line for entry in entries for line in entry.lines]
-    stale, not_run = sum(line.stale for line in lines), sum(line.verdict == content.NOT_RUN for line in lines)
+    stale, not_run = sum(line.stale for line in lines), sum(content.NOT_RUN in line.verdict for line in lines)
     counts = {"pages": len(made) - 1, "invariants": len(entries), "results": len(status.runs), "stale": stale}
     return {**counts, "not_run": not_run}
+
+
+def note(status: Status) -> str:
+    """Which checks are stale or were not run, and what to do about it, in a line; empty where that is none."""
+    missing = [check.name for check in CHECKS if check.name not in status.runs]
+    stale = [
+        check.name
+        for check in CHECKS
+        if check.name not in missing and (status.stale(check.name) or status.lacking(check.name))
+    ]
+    told = [
+        f"{what}: {', '.join(names)}" for what, names in (("older than a rule", stale), ("not run", missing)) if names
+    ]
+    return f"stored results: {'; '.join(told)}. To run these again: kvproof spec refresh" if told else ""
 
 
 def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:
@@ -105,8 +122,8 @@ def _cell(entry: content.Entry, checker: str) -> tuple[str, str]:
     lines = [line for line in entry.lines if line.checker == checker or line.checker.startswith(f"{checker}: ")]
     if not lines:
         return "none", "nothing to prove: no rule of its own"
-    for mark in ("broken", "open", "known", "holds"):
-        for line in lines:
-            if line.mark == mark:
-                return ("stale" if any(one.stale for one in lines) else mark), f"{line.verdict}: {line.words}"
-    return "none", f"{lines[0].verdict}: {lines[0].words}"
+    worst = min(lines, key=lambda line: _WORST_FIRST.index(line.mark))
+    mark = "stale" if any(line.colour == "stale" for line in lines) else worst.mark
+    if mark == "holds" and any(line.premises for line in lines):
+        return "premised", "\n".join(f"{line.checker.removeprefix('prove: ')}: {line.verdict}" for line in lines)
+    return mark, f"{worst.verdict}: {worst.words}"
