@@ -17,7 +17,7 @@ from kvproof import cli
 from kvproof.impl.reference.live import AssertingEngine, EngineStopped, Mode
 from kvproof.impl.reference.mutants import MUTANTS
 from kvproof.impl.reference.null_model import NullModel
-from kvproof.impl.reference.planting import Mutant, wrap
+from kvproof.impl.reference.planting import Mutant
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.subject import Driver, NullTeacher, ReferenceSubject
 from kvproof.models.stateful.replay import replay
@@ -25,6 +25,11 @@ from kvproof.spec.config import Config, Group
 from kvproof.spec.events import StepEnd
 from kvproof.spec.scenario import Action, Scenario
 from kvproof.spec.subject import Observer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from standin import wrap
+
+sys.path.pop(0)
 
 FULL, RECURRENT = Group("full", 16), Group("mamba", 32)
 CONFIG = Config((FULL, RECURRENT), 40, 8, 64, speculative=2, eagle=True, full_sequence_must_fit=False)

@@ -4,8 +4,10 @@ an engine that raises. Whatever it records is a scenario that can be read and ha
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,6 @@ from kvproof.impl.reference.engine import Engine
 from kvproof.impl.reference.live import AssertingEngine, EngineStopped, Mode
 from kvproof.impl.reference.mutants import MUTANTS
 from kvproof.impl.reference.null_model import NullModel
-from kvproof.impl.reference.planting import wrap
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.scheduler import Drafter
 from kvproof.impl.reference.subject import Driver, NullTeacher, ReferenceSubject
@@ -28,6 +29,11 @@ from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.events import Event, Lookup, Observation, Stall, StepEnd
 from kvproof.spec.scenario import MOST_LETTERS, Action, Scenario
+
+sys.path.insert(0, str(Path(__file__).parent))
+from standin import wrap
+
+sys.path.pop(0)
 
 FULL, RECURRENT = Group("full", 4), Group("mamba", 8)
 HYBRID = Config((FULL, RECURRENT), 60, 4, 16)
