@@ -102,7 +102,7 @@ def test_the_one_generator_finds_the_seed_fault_that_it_does_not_know(
     for path in FOLDER.glob("*.json"):
         if json.loads(path.read_text(encoding="utf-8"))["invariant"] != invariant:
             shutil.copy(path, others)
-    code, record, printed = fuzz(release, tmp_path, "--seed", "2", "--steps", "5000", "--findings", str(others))
+    code, record, printed = fuzz(release, tmp_path, "--seed", "2", "--steps", "12000", "--findings", str(others))
     found = [f["finding"] for f in record["findings"] if f["finding"]["invariant"] == invariant]
     assert found, printed
     assert min(len(f["scenario"]["actions"]) for f in found) <= 10
