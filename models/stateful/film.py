@@ -7,7 +7,7 @@ goes on changing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from kvproof.spec.subject import Subject
 from kvproof.spec.tracer import State, length_of, show
 from kvproof.spec.view import NULL, View
 
-__all__ = ["BlockShot", "Film", "Frame", "RequestShot", "TableShot", "film"]
+__all__ = ["BlockShot", "Camera", "Film", "Frame", "RequestShot", "TableShot", "film", "request_shots", "table_shots"]
 
 MOST_FRAMES: Final = 400
 """Of a longer run the last ones are kept: that is where it ends badly."""
@@ -81,18 +81,22 @@ class Film:
     text: str
 
 
-def film(subject: Subject, scenario: Scenario) -> Film:
-    """Run ``scenario`` on ``subject`` and take a frame after every step and at every violation.
+def film(subject: Subject, scenario: Scenario, made: Callable[[Watcher], Camera] | None = None) -> Film:
+    """Run ``scenario`` on ``subject`` and take a frame after every step and at every violation. ``made`` makes the
+    camera that is wanted, if it is not a plain one.
 
     Raises :class:`kvproof.spec.config.ConfigError` where the subject can't run the configuration.
     """
-    camera = _Camera(standard_watchers(subject)(frozenset(), False))
+    camera = (made or Camera)(standard_watchers(subject)(frozenset(), False))
     played = replay(subject, scenario, watchers=lambda known, stops: camera, begins=camera.turn)
     return Film(tuple(camera.frames), camera.dropped, played.text)
 
 
-class _Camera:
-    """A judge that takes a picture when it has judged. Implements :class:`kvproof.models.stateful.drive.Watcher`."""
+class Camera:
+    """A judge that takes a picture when it has judged. Implements :class:`kvproof.models.stateful.drive.Watcher`.
+
+    :meth:`shot` is what is in a picture: one that shows more extends it.
+    """
 
     def __init__(self, judge: Watcher) -> None:
         self.judge = judge
@@ -124,19 +128,18 @@ class _Camera:
             new = tuple(self.judge.violations[self._told :])
             self._told += len(new)
             if new or isinstance(event, StepEnd):
-                self._shoot(event, observation.view, new)
+                self.dropped += len(self.frames) == MOST_FRAMES
+                self.frames.append(self.shot(event, observation.view, new))
+            if isinstance(event, StepEnd):
+                self._ran = []
 
-    def _shoot(self, event: Event, view: View, violations: tuple[Violation, ...]) -> None:
-        self.dropped += len(self.frames) == MOST_FRAMES
+    def shot(self, event: Event, view: View, violations: tuple[Violation, ...]) -> Frame:
+        """The cache after ``event``, which is what broke where there are ``violations``."""
         waiting = event.waiting if isinstance(event, StepEnd) else ()
-        self.frames.append(
-            Frame(
-                self.action, _title(event), tuple(self._ran), waiting, _requests(view), _tables(view), _blocks(view),
-                violations,
-            )
+        return Frame(
+            self.action, _title(event), tuple(self._ran), waiting, request_shots(view), table_shots(view),
+            _blocks(view), violations,
         )  # fmt: skip
-        if isinstance(event, StepEnd):
-            self._ran = []
 
 
 def _title(event: Event) -> str:
@@ -154,14 +157,16 @@ def _title(event: Event) -> str:
             return f"{type(event).__name__.lower()}{f' of {name}' if name else ''}"
 
 
-def _requests(view: View) -> tuple[RequestShot, ...]:
+def request_shots(view: View) -> tuple[RequestShot, ...]:
+    """Every request that runs or holds blocks."""
     return tuple(
         RequestShot(name, request.status, request.prompt, len(request.states) - 1, request.computed)
         for name, request in view.requests().items()
     )
 
 
-def _tables(view: View) -> tuple[TableShot, ...]:
+def table_shots(view: View) -> tuple[TableShot, ...]:
+    """Every table that has blocks, by request and group."""
     tables = sorted(view.tables().items())
     return tuple(TableShot(name, group, tuple(blocks)) for (name, group), blocks in tables if blocks)
 
