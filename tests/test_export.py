@@ -152,8 +152,7 @@ def recorded(invariant: str, cause: str, release: str) -> str:
 
 
 def exported_record(record: Record) -> str:
-    assert record.scenario is not None
-    return export_pytest(scenario_file.parse(record.scenario).scenario, record.violation(), "")
+    return export_pytest(scenario_of(record), record.violation(), "")
 
 
 def scenario_of(record: Record) -> Scenario:
