@@ -73,13 +73,13 @@ def _count(report: Report, subject: str, record: fuzzing.FuzzRecord) -> None:
         report.facts.update({"reference-steps": facts["steps"], "new": facts["new"], "new-on-reference": facts["new"]})
         return
     report.ended = record.ended
+    report.facts.pop("new", None)
     of_reference = report.facts.pop("new-on-reference", 0)
-    before = report.facts.pop("new", 0)
     for name, value in facts.items():
         report.facts[name] = value
         if name == "new":
             parts = {"new-on-reference": of_reference, "new-on-vllm": value}
-            report.facts.update({"new": int(before) + int(value), **parts})
+            report.facts.update({"new": int(of_reference) + int(value), **parts})
 
 
 def _fuzz(report: Report, subject: str, options: fuzzing.Options, progress: engines.Progress) -> None:
