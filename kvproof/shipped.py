@@ -10,7 +10,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Identity = tuple[str, str]
 
+UNRUN = "no scenario was run"
+"""In a verdict: the whole engine was not brought there."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -36,6 +39,24 @@ class Options:
     out: Path | None
     scenarios: Path
     known: Path | None
+
+
+@dataclasses.dataclass(frozen=True)
+class OnRecord:
+    """What a refutation is known as: ``identities`` is empty where it is new. ``shown``: a whole engine was seen to
+    break the claim's invariant."""
+
+    identities: tuple[Identity, ...]
+    shown: bool
+
+
+def on_record(claim: ShippedClaim, shown: Collection[Identity], known: Collection[Identity]) -> OnRecord:
+    """What a refutation of ``claim`` is known as, of what is ``known`` of the release, where its scenario has
+    ``shown`` that (empty: none was run, or it showed nothing)."""
+    # What the whole engine shows decides; where it was not asked, what such a refutation is recorded as.
+    own = {identity for identity in shown if identity[0] == claim.invariant}
+    recorded = (own or set(claim.findings)) & set(known)
+    return OnRecord(tuple(sorted(recorded)) if own <= recorded else (), bool(own))
 
 
 def prove(report: Report, target: subjects.Target, options: Options, progress: engines.Progress) -> None:
@@ -124,12 +145,10 @@ def _row(
     shown: set[Identity] = set()
     if result.verdict == "refuted":
         shown, told = _replayed(result, target, subject, options, progress)
-        # What the whole engine shows decides; where it was not asked, what such a refutation is recorded as.
-        own = {identity for identity in shown if identity[0] == claim.invariant}
-        recorded = sorted((own or set(claim.findings)) & known)
-        if recorded and own <= known:
-            told_as = "known" if own else "no scenario was run; on record as"
-            verdict, outcome = f"refuted ({told_as}: {', '.join(' '.join(i) for i in recorded)})", "info"
+        found = on_record(claim, shown, known)
+        if found.identities:
+            told_as = "known" if found.shown else f"{UNRUN}; on record as"
+            verdict, outcome = f"refuted ({told_as}: {', '.join(' '.join(i) for i in found.identities)})", "info"
         text = "\n".join([*lines, *told])
     return Row(
         kind="proof",

@@ -64,6 +64,16 @@ def test_imports_point_one_way(room: str) -> None:
     assert not wrong
 
 
+def test_only_the_command_imports_the_review() -> None:
+    by = {
+        str(path.relative_to(ROOT))
+        for path in modules("kvproof")
+        for name in imported(path, package_of(path))
+        if f"{name}.".startswith("kvproof.review.")
+    }
+    assert {name for name in by if not name.startswith("kvproof/review/")} == {"kvproof/cli_spec.py"}
+
+
 @pytest.mark.parametrize("room", ["spec", "invariants"])
 def test_the_inner_rooms_need_only_the_standard_library(room: str) -> None:
     outside = {

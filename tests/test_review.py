@@ -19,6 +19,7 @@ from kvproof.invariants.catalogue import CATALOGUE, by_id
 from kvproof.review import causes, content, diff, digests, machine, site, sources, status
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
+from kvproof.shipped import UNRUN
 from kvproof.spec.rules import chunk
 
 ROOT = Path(__file__).parents[1]
@@ -269,26 +270,35 @@ def test_a_broken_cell_of_what_is_ours_leads_to_its_causes_too(run: str, checker
 
 
 NEGATIVE = "ADMIT.exact", "mamba-estimate-negative-and-below-taken"
+AS_KNOWN = f"refuted (known: {' '.join(NEGATIVE)})"
+AS_UNRUN = f"refuted ({UNRUN}; on record as: {' '.join(NEGATIVE)})"
 
 
 @pytest.mark.parametrize(
     ("verdict", "outcome", "shown", "today"),
     [
-        ("refuted", "fail", [], "refuted (known)"),
+        ("refuted", "fail", [], "refuted (known, no scenario was run)"),
+        ("refuted", "fail", [["SLOT.chunk-end", "unheard-of"]], "refuted (known, no scenario was run)"),
         ("refuted", "fail", [list(NEGATIVE)], "refuted (known)"),
         ("refuted", "fail", [["ADMIT.exact", "unheard-of"]], "refuted"),
-        ("refuted (known: ADMIT.exact mamba-estimate-negative-and-below-taken)", "info", [], "refuted (known)"),
-        ("refuted (no scenario was run; on record as: ADMIT.exact mamba-estimate-negative-and-below-taken)", "info", [],
-         "refuted (known, no scenario was run)"),
-        ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", [], "refuted"),
+        ("refuted", "fail", [list(NEGATIVE), ["ADMIT.exact", "unheard-of"]], "refuted"),
+        (AS_KNOWN, "info", [list(NEGATIVE)], "refuted (known)"),
+        ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", [list(NEGATIVE)], "refuted (known)"),
+        (AS_UNRUN, "info", [], "refuted (known, no scenario was run)"),
         ("proved", "pass", [], "proved"),
+        # As results were stored before they told what the engine had shown.
+        ("refuted", "fail", None, "refuted (known)"),
+        (AS_KNOWN, "info", None, "refuted (known)"),
+        (AS_UNRUN, "info", None, "refuted (known, no scenario was run)"),
+        ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", None, "refuted"),
     ],
-)  # fmt: skip
+)
 def test_a_refuted_claim_is_known_if_it_is_on_record_today(
-    verdict: str, outcome: str, shown: list[list[str]], today: str
+    verdict: str, outcome: str, shown: list[list[str]] | None, today: str
 ) -> None:
     claim = "MAMBA.estimate-not-negative"
-    proved = said("prove --on 0.26.0", Word("proof", claim, verdict, outcome, data={"shown": shown, "scope": ""}))
+    data = {"scope": ""} if shown is None else {"scope": "", "shown": shown}
+    proved = said("prove --on 0.26.0", Word("proof", claim, verdict, outcome, data=data))
     (line,) = [one for one in _entry("ADMIT.exact", proved).lines if one.checker == f"prove --on 0.26.0: {claim}"]
     assert line.verdict == today
     known = [record for record in causes.records() if record.source.identity == NEGATIVE]
@@ -298,6 +308,13 @@ def test_a_refuted_claim_is_known_if_it_is_on_record_today(
         assert ("on record since" in line.words) == (outcome == "fail")
     else:
         assert (line.mark, line.records) == ("holds" if outcome == "pass" else "broken", ())
+
+
+def test_the_verdict_on_a_claim_that_there_is_no_more_is_as_it_was() -> None:
+    word = Word("proof", "MAMBA.no-such-claim", "refuted (known: A.b c)", "info")
+    stored = said("prove --on 0.26.0", word)
+    ((_, ((_, today),)),) = content.claims(stored)
+    assert (today.verdict, today.outcome, today.records) == (word.verdict, word.outcome, ())
 
 
 def test_a_refuted_claim_links_to_its_record(made: Path) -> None:

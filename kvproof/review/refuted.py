@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 from kvproof import engines, findings
 from kvproof.review.causes import Record
 from kvproof.review.status import Word
-
-Identity = tuple[str, str]
+from kvproof.shipped import UNRUN, Identity, on_record
 
 
 @dataclass(frozen=True)
@@ -25,26 +23,27 @@ class Refutation:
 
 
 def settled(word: Word, release: str, known: Sequence[Record]) -> Refutation:
-    """What a proof about ``release`` says of a claim today. Other verdicts than a refutation are as they were."""
-    if not word.verdict.startswith("refuted"):
+    """What a proof about ``release`` says of a claim today. Other verdicts than a refutation are as they were, and so
+    is that of a claim which there is no more."""
+    claim = _claims().get(word.id)
+    if claim is None or not word.verdict.startswith("refuted"):
         return Refutation(word.verdict, word.outcome)
     here = [one for one in known if findings.known_for([one.source], release).records]
-    shown = {(str(invariant), str(cause)) for invariant, cause in word.data.get("shown", ())}
-    claim = _claims().get(word.id)
-    # As in kvproof.shipped: what the whole engine shows decides, and else what such a refutation is recorded as.
-    own = {identity for identity in shown if claim is not None and identity[0] == claim.invariant}
-    named = _named(word.verdict) or own or set(claim.findings if claim is not None else ())
-    records = tuple(one for one in here if one.source.identity in named)
-    if not records or not own <= {one.source.identity for one in here}:
+    found = on_record(claim, _shown(word), {one.source.identity for one in here})
+    if not found.identities:
         return Refutation("refuted", "fail")
-    unrun = ", no scenario was run" if "no scenario was run" in word.verdict else ""
-    return Refutation(f"refuted (known{unrun})", "info", records, since=word.outcome == "fail")
+    records = tuple(one for one in here if one.source.identity in found.identities)
+    ran = found.shown if "shown" in word.data else UNRUN not in word.verdict
+    verdict = "refuted (known)" if ran else f"refuted (known, {UNRUN})"
+    return Refutation(verdict, "info", records, since=word.outcome == "fail")
 
 
-def _named(verdict: str) -> set[Identity]:
-    """The records that the verdict itself names: ``refuted (known: ADMIT.exact a-cause, HIT.cut another)``."""
-    found = re.search(r": (.*)\)$", verdict)
-    pairs = [text.partition(" ") for text in found.group(1).split(", ")] if found else []
+def _shown(word: Word) -> set[Identity]:
+    """What the whole engine showed. Of a result that was stored before that was kept: what its verdict calls known."""
+    if "shown" in word.data:
+        return {(str(invariant), str(cause)) for invariant, cause in word.data["shown"]}
+    _, _, known = word.verdict.removesuffix(")").partition("(known: ")
+    pairs = [text.partition(" ") for text in known.split(", ") if text]
     return {(invariant, cause) for invariant, _, cause in pairs}
 
 
