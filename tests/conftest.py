@@ -36,3 +36,13 @@ def inside() -> Callable[..., Any]:
     """``inside(version, program, *arguments)``: the JSON on the last line that the program prints with that release on
     its path. Each question is asked once. ``first=True``: the program comes before the release is imported."""
     return lambda version, program, *arguments, first=False: _answer(version, Path(program), arguments, first)
+
+
+@pytest.fixture(scope="session")
+def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The review as it is made from the stored results: a folder, to be read only."""
+    from kvproof.review import site, status
+
+    out = tmp_path_factory.mktemp("site")
+    site.build(out, status.load(status.stored_file()))
+    return out

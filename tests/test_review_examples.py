@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvproof.invariants.catalogue import CATALOGUE, Invariant, by_id
-from kvproof.review import content, digests, site, status, told
+from kvproof.review import content, digests, told
 from kvproof.review.cases.calls import allocate, charged
 from kvproof.review.cases.fakeview import MAMBA
 from kvproof.review.examples import example
@@ -18,16 +18,9 @@ from kvproof.review.helpers import helpers
 from kvproof.spec.view import NULL
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site")
-    site.build(out, status.load(status.stored_file()))
-    return out
-
-
-def section_of(made: Path, invariant: str) -> str:
+def section_of(built_site: Path, invariant: str) -> str:
     """What the site says of one invariant."""
-    page = (made / f"{invariant.partition('.')[0].lower()}.html").read_text(encoding="utf-8")
+    page = (built_site / f"{invariant.partition('.')[0].lower()}.html").read_text(encoding="utf-8")
     return page.partition(f'<section id="{content.anchor(invariant)}">')[2].partition("</section>")[0]
 
 
@@ -41,11 +34,11 @@ def test_an_example_is_computed_and_shows_what_is_wrong(entry: Invariant) -> Non
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_what_was_spoilt_is_drawn_and_marked_on_the_page(entry: Invariant, made: Path) -> None:
+def test_what_was_spoilt_is_drawn_and_marked_on_the_page(entry: Invariant, built_site: Path) -> None:
     shown = example(entry.id)
     assert shown.broken.plain != shown.sound.plain, "nothing of what was spoilt is drawn"
     assert shown.right.endswith(".")
-    sound, broken = section_of(made, entry.id).split('<div class="case">')[1:]
+    sound, broken = section_of(built_site, entry.id).split('<div class="case">')[1:]
     marks = r'<mark>|class="cell \w+ (?:wrong|differs)"'
     assert not re.search(marks, sound)
     assert re.search(marks, broken)
@@ -92,7 +85,7 @@ def test_a_mark_is_on_what_is_wrong(name: str, title: str, line: str) -> None:
     assert not line or line in marked[title]
 
 
-def test_a_partial_key_and_an_empty_block_are_explained_where_they_are_as_they_should_be(made: Path) -> None:
+def test_a_partial_key_and_an_empty_block_are_explained_where_they_are_as_they_should_be(built_site: Path) -> None:
     for entry in CATALOGUE:
         for shown in (example(entry.id).sound, example(entry.id).broken):
             for strip in (strip for strip in shown.strips if "mamba" in strip.title):
@@ -105,7 +98,7 @@ def test_a_partial_key_and_an_empty_block_are_explained_where_they_are_as_they_s
         "Block 9 has a partial key: state@20#93c0 ends inside its slot, which ends after 24 tokens. "
         "Block 10 is empty: it is for the state after a draft token."
     )
-    assert strip.caption in section_of(made, "SLOT.chunk-end")
+    assert strip.caption in section_of(built_site, "SLOT.chunk-end")
 
 
 def test_of_a_long_value_only_what_differs_is_marked() -> None:
@@ -135,8 +128,8 @@ def test_helpers_are_shown_with_their_sources_and_rules_are_not() -> None:
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.id)
-def test_every_function_that_a_predicate_calls_is_on_its_page(entry: Invariant, made: Path) -> None:
-    sources_shown = html.unescape(section_of(made, entry.id))
+def test_every_function_that_a_predicate_calls_is_on_its_page(entry: Invariant, built_site: Path) -> None:
+    sources_shown = html.unescape(section_of(built_site, entry.id))
     for part in digests.closure(entry.predicate):
         called = part.__module__.startswith("kvproof.invariants.") and re.search(
             rf"(?<![.\w]){part.__name__}\(", inspect.getsource(inspect.unwrap(entry.predicate))
