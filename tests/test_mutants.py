@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -130,14 +131,45 @@ def test_mutants_have_names_of_their_own_in_the_order_of_what_they_break() -> No
     assert list(dict.fromkeys(mutant.group for mutant in MUTANTS)) == ["S1", "S2", "S3", "S4", "others"]
 
 
+SMALL = Config((Group("full", 4), Group("mamba", 4)), num_blocks=30, hash_unit=4, step_tokens=8)
+
+
 def test_every_mutant_fits_the_engine_that_it_is_planted_in() -> None:
     """One that takes other parameters falls over when it is called, and is killed for nothing."""
-    config = Config((Group("full", 4), Group("mamba", 4)), num_blocks=30, hash_unit=4, step_tokens=8)
     for mutant in MUTANTS:
-        mutating.planted(mutant).start(config, None)
-    engine = mutating.planted(None).start(config, None)
-    with pytest.raises(TypeError, match=r"takes request, and _allocate request: .*, reserved: 'int' = 0"):
-        wrap(engine.engine.scheduler, "_allocate", lambda original, request: original(request))
+        mutating.planted(mutant).start(SMALL, None)
+
+
+@pytest.mark.parametrize(
+    ("misfit", "why"),
+    [
+        (lambda original, request: True, "too many positional arguments"),
+        (lambda original, request, target, step: True, "too many positional arguments"),
+        (lambda original, request, target, step, reserved: True, "missing a required argument: 'reserved'"),
+        (lambda original, request, target, step, left=0: True, "unexpected keyword argument 'reserved'"),
+        (lambda original, request, target, step, reserved=0, *, more: True, "missing a required .*'more'"),
+    ],
+)
+def test_what_can_not_be_called_as_its_method_is_is_not_planted(misfit: Any, why: str) -> None:
+    scheduler = mutating.planted(None).start(SMALL, None).engine.scheduler
+    before = scheduler._allocate
+    with pytest.raises(TypeError, match=rf"<lambda> takes request.*, and _allocate request: .* = 0: .*{why}"):
+        wrap(scheduler, "_allocate", misfit)
+    assert scheduler._allocate == before
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda original, *given, **named: (original, given, named),
+        lambda original, r, t, s, reserved=1, more=2: (original, (r, t, s), {"reserved": reserved}),
+    ],
+)
+def test_what_can_be_called_as_its_method_is_is_planted(around: Any) -> None:
+    scheduler = mutating.planted(None).start(SMALL, None).engine.scheduler
+    original = scheduler._allocate
+    wrap(scheduler, "_allocate", around)
+    assert scheduler._allocate("r", "t", "s", reserved=3) == (original, ("r", "t", "s"), {"reserved": 3})
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from kvproof import cli
 from kvproof.impl.reference.live import AssertingEngine, EngineStopped, Mode
 from kvproof.impl.reference.mutants import MUTANTS
 from kvproof.impl.reference.null_model import NullModel
-from kvproof.impl.reference.planting import Mutant
+from kvproof.impl.reference.planting import Mutant, wrap
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.subject import Driver, NullTeacher, ReferenceSubject
 from kvproof.models.stateful.replay import replay
@@ -25,11 +25,6 @@ from kvproof.spec.config import Config, Group
 from kvproof.spec.events import StepEnd
 from kvproof.spec.scenario import Action, Scenario
 from kvproof.spec.subject import Observer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from standin import wrap
-
-sys.path.pop(0)
 
 FULL, RECURRENT = Group("full", 16), Group("mamba", 32)
 CONFIG = Config((FULL, RECURRENT), 40, 8, 64, speculative=2, eagle=True, full_sequence_must_fit=False)
@@ -162,7 +157,7 @@ def test_what_was_recorded_happens_again_step_by_step() -> None:
         day.run()
         driver = Driver(engine(config, "touched"), NullTeacher())
         ends: list[StepEnd] = []
-        wrap(driver.engine, "step", lambda original, drafter, ends=ends: ends.append(original(drafter)))
+        wrap(driver.engine, "step", lambda original, *given, ends=ends, **named: ends.append(original(*given, **named)))
         for action in day.engine.scenario().actions:
             assert driver.apply(action)
         # Prompts are numbered anew; what they share is the same, and so is everything that follows from it.

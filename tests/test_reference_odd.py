@@ -4,10 +4,8 @@ an engine that raises. Whatever it records is a scenario that can be read and ha
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from kvproof.impl.reference.engine import Engine
 from kvproof.impl.reference.live import AssertingEngine, EngineStopped, Mode
 from kvproof.impl.reference.mutants import MUTANTS
 from kvproof.impl.reference.null_model import NullModel
+from kvproof.impl.reference.planting import wrap
 from kvproof.impl.reference.request import Request
 from kvproof.impl.reference.scheduler import Drafter
 from kvproof.impl.reference.subject import Driver, NullTeacher, ReferenceSubject
@@ -29,11 +28,6 @@ from kvproof.models.stateful.replay import replay
 from kvproof.spec.config import Config, ConfigError, Group
 from kvproof.spec.events import Event, Lookup, Observation, Stall, StepEnd
 from kvproof.spec.scenario import MOST_LETTERS, Action, Scenario
-
-sys.path.insert(0, str(Path(__file__).parent))
-from standin import wrap
-
-sys.path.pop(0)
 
 FULL, RECURRENT = Group("full", 4), Group("mamba", 8)
 HYBRID = Config((FULL, RECURRENT), 60, 4, 16)
@@ -66,8 +60,8 @@ def happens_again(scenario: Scenario) -> list[StepEnd]:
     driver = Driver(engine(scenario.config), TEACHER)
     ends: list[StepEnd] = []
 
-    def step(original: Callable[[Drafter], StepEnd], drafter: Drafter) -> StepEnd:
-        ends.append(original(drafter))
+    def step(original: Callable[..., StepEnd], *given: Any, **named: Any) -> StepEnd:
+        ends.append(original(*given, **named))
         return ends[-1]
 
     wrap(driver.engine, "step", step)
@@ -116,8 +110,8 @@ def never_past(position: int) -> Callable[[Engine], None]:
     """A fault: whoever wants to get there finds no room, loses everything and starts over."""
 
     def plant(planted: Engine) -> None:
-        def allocate(original: Any, request: Request, target: Any, step: Any) -> bool:
-            return target.end < position and bool(original(request, target, step))
+        def allocate(original: Any, request: Request, target: Any, step: Any, reserved: int = 0) -> bool:
+            return target.end < position and bool(original(request, target, step, reserved))
 
         wrap(planted.scheduler, "_allocate", allocate)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, Literal
 
 from kvproof.impl.reference.engine import Engine
@@ -45,12 +45,18 @@ def mutant(group: Group, fault: str, mirrors: str) -> Callable[[Callable[[Engine
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """``owner.name(*args)`` becomes ``around(original, *args)``, on this one object.
 
-    Raises ``TypeError`` where ``around`` takes other parameters: it would fall over when it is called, which any
-    checker notices, and nothing would be known of the fault that was meant.
+    Raises ``TypeError`` where ``around`` can't be called as the method is (all by position, and what has a default left
+    out or by name): it would fall over, which any checker notices, and nothing would be known of the fault that was
+    meant.
     """
     original = getattr(owner, name)
     theirs, (_, *ours) = (list(signature(f).parameters.values()) for f in (original, around))
-    if [(p.name, p.default) for p in ours] != [(p.name, p.default) for p in theirs]:
+    optional = {p.name: p for p in theirs if p.default is not Parameter.empty}
+    needed = [p for p in theirs if p.name not in optional]
+    try:
+        for given, named in ((theirs, {}), (needed, {}), (needed, optional)):
+            signature(around).bind(original, *given, **named)
+    except TypeError as error:
         takes, wanted = (", ".join(map(str, parameters)) for parameters in (ours, theirs))
-        raise TypeError(f"{around.__qualname__} takes {takes}, and {name} {wanted}")
+        raise TypeError(f"{around.__qualname__} takes {takes}, and {name} {wanted}: {error}") from None
     setattr(owner, name, lambda *args, **more: around(original, *args, **more))
