@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -44,6 +45,22 @@ class Row:
     seconds: float = 0.0
     subject: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+
+
+def premises(verdict: str, data: Mapping[str, Any]) -> int:
+    """How many premises the right rule was proved under; of a wrong one, or of what is refuted, none are counted.
+
+    ``data`` is that of the proof's row."""
+    if verdict not in ("proved", "bounded"):
+        return 0
+    return len(list(filter(None, str(data.get("premises", "")).split("; "))))
+
+
+def in_words(verdict: str, data: Mapping[str, Any]) -> str:
+    """A proof's verdict as it is told, in the terminal and on the site: what is proved is proved of what its premises
+    admit, and of nothing else."""
+    count = premises(verdict, data)
+    return f"{verdict} under {count} premise{'s' * (count != 1)}" if count else verdict
 
 
 @dataclass

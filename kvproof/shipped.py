@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvproof import engines, findings, scenario_file, subjects
 from kvproof.errors import CheckerError, UsageError, stop
-from kvproof.report import Outcome, Report, Row
+from kvproof.report import Outcome, Report, Row, in_words
 from kvproof.spec.config import ConfigError
 from kvproof.spec.finding import Finding, Violation
 from kvproof.spec.subject import Subject
@@ -226,6 +226,6 @@ def show(report: Report) -> None:
     lines = [f"kvproof {report.command} --on {report.subject}"]
     for row in report.rows:
         timing = f" ({row.data['paths']} paths, {row.seconds:.1f} s)" if row.data.get("paths") else ""
-        lines += ["", f"  {row.id}: {row.verdict}{timing}"]
+        lines += ["", f"  {row.id}: {in_words(row.verdict, row.data)}{timing}"]
         lines += [f"    {line}" for line in (row.text or row.detail).splitlines()]
     write("\n".join([*lines, "", report.result_line(), ""]))

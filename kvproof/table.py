@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvproof.proofs import SOLVERS
-from kvproof.report import SHOWN, Report, Row
+from kvproof.report import SHOWN, Report, Row, in_words
 from kvproof.spec.scenario import ActionKind
 from kvproof.streams import write
 
@@ -99,7 +99,7 @@ def _proofs(out: Console, report: Report, rows: Sequence[Row], brief: bool) -> N
     for row in listed:
         out.print()
         time = f" ({row.seconds:.1f} s)" if row.seconds else ""
-        _block(out, replace(row, id=f"{row.id}: {row.verdict}{time}", verdict="", text=""))
+        _block(out, replace(row, id=f"{row.id}: {in_words(row.verdict, row.data)}{time}", verdict="", text=""))
         if row.text:
             out.out(row.text.rstrip(), highlight=False)
 

@@ -72,7 +72,10 @@ def test_a_proof_says_that_both_solvers_agree_and_what_it_assumes(
     out = flat(shown(Report("prove", rows=[proofs.row_of(claim)]), capsys))
     assert f"{claim.scope} (z3, cvc5 agree)" in out
     assert f"premises satisfiable: {'; '.join(claim.premises)}" in out
-    assert "no premises" in proofs.row_of(results["RADIX.sum"]).detail
+    assert f"HIT.cut-is-total: proved under {len(claim.premises)} premise" in out
+    sum_of_digits = flat(shown(Report("prove", rows=[proofs.row_of(results["RADIX.sum"])]), capsys))
+    assert "RADIX.sum: proved (" in sum_of_digits
+    assert "no premises" in sum_of_digits
 
 
 def test_a_mutant_is_refuted_and_not_said_to_be_proved_of_anything(

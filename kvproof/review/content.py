@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
-from kvproof import engines, findings
+from kvproof import engines, findings, report
 from kvproof.errors import CheckerError
 from kvproof.invariants.catalogue import CATALOGUE, FAMILIES
 from kvproof.invariants.invariant import Invariant
@@ -246,20 +246,8 @@ def _line(status: Status, run: str, kind: str, name: str, checker: str) -> list[
     if said is None or word is None:
         return [Line(checker, NOT_RUN, "no result is stored", "open", "", False)]
     stale = bool(word.digest) and word.digest != current(word)
-    return [Line(checker, _verdict(word), _coverage(word), _mark(word), _made(said), stale, premises=_premises(word))]
-
-
-def _verdict(word: Word) -> str:
-    """What is proved is proved of what its premises admit, and of nothing else."""
-    count = _premises(word)
-    return f"{word.verdict} under {count} premise{'s' * (count != 1)}" if count else word.verdict
-
-
-def _premises(word: Word) -> int:
-    """How many premises the right rule was proved under; of a wrong one, or of what is refuted, none are counted."""
-    if word.verdict not in ("proved", "bounded"):
-        return 0
-    return len(list(filter(None, str(word.data.get("premises", "")).split("; "))))
+    verdict, count = report.in_words(word.verdict, word.data), report.premises(word.verdict, word.data)
+    return [Line(checker, verdict, _coverage(word), _mark(word), _made(said), stale, premises=count)]
 
 
 def _mark(word: Word) -> str:
@@ -349,4 +337,6 @@ def claims(status: Status) -> list[tuple[str, list[tuple[Word, Refutation]]]]:
 def _today(word: Word, release: str, records: Sequence[Record]) -> Refutation:
     """A rule of ours that is refuted is on no record: only a wrong rule must be."""
     today = settled(word, release, records) if release else Refutation(word.verdict, word.outcome)
-    return today if word.verdict.startswith("refuted") else replace(today, verdict=_verdict(word))
+    if word.verdict.startswith("refuted"):
+        return today
+    return replace(today, verdict=report.in_words(word.verdict, word.data))
