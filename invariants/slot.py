@@ -105,7 +105,7 @@ def chunk_end(observation: Observation) -> Verdict:
     if exports and _may_end(block, unit, start, end, event.prefill_end, event.stops, event.limit, True):
         return ()
     crosses = start % block != 0 and end > (start // block + 1) * block
-    what = f"the chunk [{start}, {end}) of {event.request}'s prefill to {event.prefill_end}, block {block},"
+    what = f"the chunk [{start}, {end}) of {event.request}'s prefill to {event.prefill_end}, blocks of {block},"
     if crosses:
         cause, witness = "chunk-crosses-boundary", f"{what} starts inside a block and runs past its end"
     else:
