@@ -273,7 +273,7 @@ scheduler._lookup = lambda self, *rest: max(0, (lookup(self, *rest) or 0) - 4)
         "EXT.offload-serves",
     ),
     "a reset does not pass over what it gave up": (
-        "reset before a store begins",
+        "reset under a step in flight",
         """
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler as scheduler
 scheduler._stale_job_threshold = property(lambda self: 0, lambda self, number: None)
