@@ -125,6 +125,27 @@ PLAYS["an answer in flight, fails"] = in_flight(5, 4, load_failure="fail")
 PLAYS["nothing in flight"] = in_flight(5, 1)
 
 
+def admitted_in_flight(first: int, second: int, **config: object) -> Scenario:
+    """r2 hits what r1 loads, in the next step, which is on its way when the scheduler hears that the load failed."""
+    return Scenario(
+        replace(SHORT, long_prefill_threshold=4, **config),  # type: ignore[arg-type]
+        (
+            Action("submit", "r1", length=first, max_tokens=1, external=4, missing=1),
+            Action("step"),
+            Action("submit", "r2", "r1", 4, second, 2),
+            Action("step", times=8),
+        ),
+    )
+
+
+PLAYS["a sharer in flight"] = admitted_in_flight(16, 5)
+PLAYS["a sharer in flight, fails"] = admitted_in_flight(16, 5, load_failure="fail")
+PLAYS["a sharer's block in flight, fails"] = admitted_in_flight(16, 7, load_failure="fail")
+PLAYS["hybrid, a sharer in flight, fails"] = admitted_in_flight(
+    5, 7, load_failure="fail", groups=(Group("full", 2), Group("mamba", 2)), num_blocks=20
+)
+
+
 HANDED_ON = Scenario(
     Config(
         groups=(Group("full", 4), Group("window", 2, window=1), Group("mamba", 16)),
@@ -233,6 +254,27 @@ def test_a_row_in_flight_counts_where_its_answer_is_taken(release: str) -> None:
     found = seen(release, "an answer in flight, fails")
     shows_nothing(found)
     assert "r1 [4, 5)" in found.text, found.text
+
+
+@pytest.mark.parametrize("release", ["0.26.0", "0.30.0", "0.33.0"])
+def test_who_fails_with_a_load_while_in_flight_is_void(release: str) -> None:
+    """It is answered with an error, so that nobody takes what its row samples. Where it goes on, that is taken; and
+    what its row wrote counts where the key is left on it."""
+    found = seen(release, "a sharer in flight, fails")
+    shows_nothing(found)
+    assert "r2 [4, 5)" in found.text, found.text
+    found = seen(release, "a sharer in flight")
+    assert ("SLOT.attention-read", "attention-missing") in found.broken
+    assert "r2 attends from 4 tokens to position 3" in found.text, found.text
+    found = seen(release, "a sharer's block in flight, fails")
+    assert ("SLOT.key-content", "attention-key-missing") in found.broken, found.text
+
+
+def test_who_fails_with_a_load_while_in_flight_has_no_state_to_go_on_from() -> None:
+    found = seen("0.30.0", "hybrid, a sharer in flight, fails")
+    assert "r2 resumes at 4 local tokens" in found.text, found.text
+    assert "r2 [4, " in found.text, found.text
+    assert not [name for name in found.ids() if name.startswith("SLOT")], found.text
 
 
 @pytest.mark.parametrize("release", ["0.26.0", "0.30.0", "0.33.0"])

@@ -87,6 +87,26 @@ PLAYS = {
             Action("step", times=6),
         ),
     ),
+    # What the step chose is put off to the next one, which comes after the reset and writes to the same blocks.
+    "reset before a store begins": Scenario(
+        replace(OFFLOAD, groups=(Group("full", 8), Group("window", 8, 1)), num_blocks=5, hash_unit=8, step_tokens=8),
+        (
+            Action("submit", "r1", length=16, max_tokens=1),
+            Action("step"),
+            Action("reset", store=True),
+            Action("step"),
+        ),
+    ),
+    # The step that chose it was scheduled before the reset, and runs after it.
+    "reset under a step in flight": Scenario(
+        replace(OFFLOAD, num_blocks=12, step_tokens=8, async_scheduling=True),
+        (
+            Action("submit", "r1", length=17, max_tokens=9),
+            Action("step"),
+            Action("reset", store=True),
+            Action("step", times=4),
+        ),
+    ),
     "handed over": Scenario(
         Config((Group("full", 4), Group("mamba", 8)), 40, 4, 64, connector="async"),
         (
@@ -180,6 +200,16 @@ def test_a_reset_that_fails_leaves_an_engine_that_goes_on() -> None:
     assert found.judged["REF.drained"] > 0
 
 
+@pytest.mark.parametrize("release", ["0.26.0", "0.33.0"])
+@pytest.mark.parametrize("name", ["reset before a store begins", "reset under a step in flight"])
+def test_what_a_reset_gave_up_need_not_be_what_it_was(release: str, name: str) -> None:
+    """Its keys are forgotten and its end is passed over, so nobody comes upon what it brings."""
+    found = seen(release, name)
+    assert about_offload(found) == set(), found.text
+    if name == "reset under a step in flight":
+        assert found.judged["EXT.offload-content"] > 0, "what is chosen anew is judged"
+
+
 def test_up_to_025_a_store_is_due_with_the_step_after_that_which_chose_it() -> None:
     """r2 shares what r1 computes in the same step, so that r1's store is to be waited for, and is not submitted yet."""
     assert "EXT.offload-content" not in seen("0.22.1", "shared in its step").ids()
@@ -241,6 +271,14 @@ lookup = scheduler._lookup
 scheduler._lookup = lambda self, *rest: max(0, (lookup(self, *rest) or 0) - 4)
 """,
         "EXT.offload-serves",
+    ),
+    "a reset does not pass over what it gave up": (
+        "reset under a step in flight",
+        """
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler as scheduler
+scheduler._stale_job_threshold = property(lambda self: 0, lambda self, number: None)
+""",
+        "EXT.offload-content",
     ),
 }
 

@@ -98,15 +98,14 @@ class _Job:
     store: bool
     moves: list[Move]
     steps: int
-    void: bool = False
-    """Whether what it stores has been given up meanwhile: transfers end in order, and the next one writes over it."""
 
 
 class HostMemory:
     """The release's interface of a worker that moves blocks between the device and host memory."""
 
-    def __init__(self, device: Device, steps: int, copying: Callable[[Sequence[Move]], None]) -> None:
-        """``steps`` is how many steps a transfer takes. ``copying`` is told what is stored, just before it is."""
+    def __init__(self, device: Device, steps: int, copying: Callable[[int, Sequence[Move]], None]) -> None:
+        """``steps`` is how many steps a transfer takes. ``copying`` is told what is stored by which transfer, just
+        before it is."""
         self.device, self.steps, self.copying = device, steps, copying
         self.pages: dict[int, Page] = {}
         self.jobs: dict[int, _Job] = {}
@@ -140,17 +139,12 @@ class HostMemory:
         result = load(f"vllm.v1.kv_offload.{place}").TransferResult
         return [result(job_id=job, success=True) for job in ended]
 
-    def forget(self) -> None:
-        """Whatever is under way is for nothing: host memory has been cleared."""
-        for job in self.jobs.values():
-            job.void = True
-
     def shutdown(self) -> None: ...
 
     def _end(self, number: int) -> None:
         job = self.jobs.pop(number)
-        if job.store and not job.void:
-            self.copying(job.moves)
+        if job.store:
+            self.copying(number, job.moves)
         for _, _, block, place in job.moves:
             if job.store:
                 tokens = self.device.attention.get(block)
@@ -203,9 +197,9 @@ class Offload:
         self.held: dict[bytes, bool] = {}
         """What is in host memory: the key, and whether it can be read yet."""
         self._keys: dict[int, bytes] = {}
-        self._chosen: list[Any] = []
+        self._chosen: dict[int, Any] = {}
         self._loads: dict[int, str] = {}
-        self.memory = HostMemory(device, config.load_steps, lambda moves: self._judge(moves, "copied"))
+        self.memory = HostMemory(device, config.load_steps, self._copying)
         role = load("vllm.distributed.kv_transfer.kv_connector.v1.base").KVConnectorRole.WORKER
         self.worker = type(self.connector)(scheduler.vllm_config, role, scheduler.kv_cache_config)
         self.worker.connector_worker.worker = self.memory
@@ -221,9 +215,10 @@ class Offload:
         metadata = output.kv_connector_metadata
         jobs = metadata.store_jobs
         at_once = (metadata.jobs_to_flush or ()) if release().version >= AT_ONCE_SINCE else ()
-        for job in (*self._chosen, *(job for number, job in jobs.items() if number in at_once)):
-            self._judge(_moves(*_ends(job)), "chosen")
-        self._chosen = [job for number, job in jobs.items() if number not in at_once]
+        due = self._chosen | {number: job for number, job in jobs.items() if number in at_once}
+        for number, job in due.items():
+            self._judge(number, _moves(*_ends(job)), "chosen")
+        self._chosen = {number: job for number, job in jobs.items() if number not in at_once}
         if self.flushes_first:
             self.before(output)
 
@@ -309,15 +304,23 @@ class Offload:
         def reset_cache(*rest: Any, **named: Any) -> Any:
             self.held.clear()
             self._keys.clear()
-            self._chosen.clear()
-            self.memory.forget()
             return reset(*rest, **named)
 
         self.connector.get_num_new_matched_tokens = get_num_new_matched_tokens
         manager.prepare_store, manager.complete_store = prepare_store, complete_store
         manager.reset_cache = reset_cache
 
-    def _judge(self, moves: Iterable[Move], moment: OffloadMoment) -> None:
+    def _copying(self, number: int, moves: Iterable[Move]) -> None:
+        self._judge(number, moves, "copied")
+
+    def _judge(self, number: int, moves: Iterable[Move], moment: OffloadMoment) -> None:
+        # A reset of the store gives up what was chosen before it, wherever that is by then: on its way, put off by the
+        # worker to its next step, or in a step that was scheduled and has not run. The manager has forgotten its keys,
+        # and the scheduler passes over the end of every transfer below this number, so that no lookup comes upon what
+        # it brings. Nor does it write over what is stored in its place later: transfers end in order, and the next
+        # step submits it and waits for it before it submits anything new.
+        if number < self.connector.connector_scheduler._stale_job_threshold:
+            return
         for _, _, block, place in moves:
             key = self._keys.get(place)
             if key is not None:

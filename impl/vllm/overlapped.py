@@ -86,6 +86,15 @@ class OverlappedDriver(Driver):
                 later.void[name] = name not in self.scheduler.requests
             if not launched and batch.admissions[name] == self._admissions[name]:
                 self._cut(name)
+        # Where a failed load ends requests, those fail as well that the next step admitted onto what it was to bring:
+        # they were answered with an error, and nobody takes what their rows, which are on their way, sample. What those
+        # write is judged by who reads it, and by the keys that are left on it. Where loads are repeated, it is taken.
+        for later in self._queue:
+            later.void.update((name, True) for name in later.admissions if self._failed(name))
+
+    def _failed(self, name: str) -> bool:
+        """Whether the request was answered with an error: nothing but a failed load does that here."""
+        return bool(self._requests[name].status.name == "FINISHED_ERROR")
 
     def _land(self, arrived: Sequence[Load]) -> None:
         """They were there at once: nothing orders a transfer against the steps in flight."""
