@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -79,6 +80,59 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         status.load(file)
     with pytest.raises(UsageError, match="no check is called 'nothing'"):
         list(status.refresh(file, ["nothing"], False, print, lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"outcome": "fine"}, "Invalid enum value 'fine'"),
+        ({"data": {"live": "killed"}}, "live of mutant M is no such thing"),
+        ({"data": {"exercised": {"A.b": 1}}}, "states of mutant M is no such thing"),
+    ],
+)
+def test_stored_words_that_can_not_be_shown_are_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    word = {"kind": "mutant", "id": "M", "verdict": "killed", "outcome": "pass", **change}
+    run = {"name": "m", "command": "", "made": "", "revision": "", "line": "", "seconds": 1, "words": [word]}
+    file = tmp_path / "status.json"
+    file.write_text(json.dumps({"kvproof_status": 1, "runs": {"mutants": run}}))
+    with pytest.raises(UsageError, match=f"{said}.*move it away"):
+        status.load(file)
+
+
+def test_results_of_a_newer_kvproof_are_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "status.json"
+    file.write_text('{"kvproof_status": 99, "runs": {}}')
+    assert cli.run(["spec", "refresh", "prove", "--status", str(file)]) == 2
+    assert "written by a newer kvproof (version 99)" in capfd.readouterr().err
+    assert "99" in file.read_text()
+
+
+def test_two_at_once_refresh_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another refresh stores while a check of this one runs stays."""
+    file = tmp_path / "status.json"
+
+    def run(check: status.Check) -> Said:
+        if check.name == "prove":
+            list(status.refresh(file, ["explore"], False, str, lambda: None))
+        return Said(check.name, check.command, "2026-01-01", "", "kvproof: …", 1.0, [])
+
+    monkeypatch.setattr(status, "run", run)
+    assert list(status.refresh(file, ["prove"], False, str, lambda: None)) == [("prove", True)]
+    assert set(status.load(file).runs) == {"prove", "explore"}
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"], "no lock is left behind"
+
+
+def test_what_can_not_be_written_is_refused_before_a_check_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "run", lambda check: pytest.fail(f"{check.name} was run"))
+    (tmp_path / "file").touch()
+    assert cli.run(["spec", "refresh", "prove", "--status", str(tmp_path / "file" / "status.json")]) == 2
+    monkeypatch.chdir(ROOT)
+    assert cli.run(["spec", "diff", "HEAD", "HEAD", "--html", str(tmp_path)]) == 2
+    first, second = capfd.readouterr().err.splitlines()
+    assert "can't write results" in first
+    assert "it is a folder: name a file" in second
 
 
 def test_a_check_is_run_and_stored(tmp_path: Path) -> None:
@@ -509,6 +563,37 @@ def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
     assert "It is two." in site.diff_page(made)
     assert "rules (spec/rules, spec/radix.py, spec/logic.py): to be read again" in diff.as_text(made)
     assert "nothing differs" in diff.as_text(diff.Difference("a", "b"))
+
+
+def test_commits_are_compared_from_any_folder_of_the_checkout(tmp_path: Path) -> None:
+    commit(tmp_path, "one")
+    commit(tmp_path, "two")
+    made = diff.diff("HEAD~1", "HEAD", Status(1, {}), tmp_path / "spec", print)
+    assert made.counts()["sources"] == made.counts()["sentences"] == 1
+
+
+def test_a_file_of_a_commit_that_is_no_python_is_said(tmp_path: Path) -> None:
+    commit(tmp_path, "one")
+    (tmp_path / "invariants" / "odd.py").write_text("<<<<<<< HEAD\n")
+    commit(tmp_path, "two")
+    made = diff.diff("HEAD~1", "HEAD", Status(1, {}), tmp_path, print)
+    assert made.missing[0] == "HEAD~1 has no stored results"
+    assert made.missing[1] == "invariants/odd.py of HEAD, which is no Python"
+    assert made.sentences == [("SLOT.x", "It is one.", "It is two.")]
+
+
+def test_commits_of_nothing_are_not_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a checkout, in one of something else, and without git nothing is compared, which is said."""
+    with pytest.raises(UsageError, match="is in no git checkout: change to one of kvproof"):
+        diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    with pytest.raises(UsageError, match="is no checkout of kvproof"):
+        diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="git, which is not installed"):
+        diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
 
 
 def test_a_difference_says_where_gone_and_new_come_from_and_wraps_what_is_long() -> None:
