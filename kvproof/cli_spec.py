@@ -56,7 +56,7 @@ def refresh_status(
     from kvproof.review.status import refresh, stored_file
     from kvproof.table import show
 
-    require_reports("spec", report_folder)
+    require_reports("spec refresh", report_folder)
     report = Report("spec refresh")
     done = Row("run", "", "done", "pass")
     failed = Row("run", "", "failed", "error", "it gave no result")

@@ -87,7 +87,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     [
         ({"outcome": "fine"}, "Invalid enum value 'fine'"),
         ({"data": {"live": "killed"}}, "live of mutant M is no such thing"),
-        ({"data": {"exercised": {"A.b": 1}}}, "states of mutant M is no such thing"),
+        ({"kind": "run", "data": {"exercised": {"A.b": 1}}}, "states of run M is no such thing"),
     ],
 )
 def test_stored_words_that_can_not_be_shown_are_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:

@@ -135,8 +135,9 @@ def load(file: Path) -> Status:
 
 def _require_data(word: Word) -> None:
     """What the site reads of a word is there in the form it has. Raises ``ValueError``."""
-    odd = [name for name in ("live", "fuzz", "exercised") if not isinstance(word.data.get(name) or {}, dict)]
-    if word.data.get("exercised") and not isinstance(word.data.get("states"), int):
+    read = {"mutant": ("live", "fuzz"), "run": ("exercised",)}.get(word.kind, ())
+    odd = [name for name in read if not isinstance(word.data.get(name) or {}, dict)]
+    if "exercised" in read and word.data.get("exercised") and not isinstance(word.data.get("states"), int):
         odd.append("states")
     if odd:
         raise ValueError(f"{odd[0]} of {word.kind} {word.id} is no such thing")
