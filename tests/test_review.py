@@ -596,6 +596,18 @@ def test_commits_of_nothing_are_not_the_same(tmp_path: Path, monkeypatch: pytest
         diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
 
 
+def test_any_checkout_is_compared_and_a_refresh_is_named_only_where_there_is_one(tmp_path: Path) -> None:
+    core = tmp_path / "vllm" / "v1" / "core"
+    core.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (core / "old.py").write_bytes(b"# Andr\xe9 wrote this\ndef f(): pass\n")
+    made = diff.diff(f"vllm@{tmp_path}", f"vllm@{tmp_path}", Status(1, {}), tmp_path, print)
+    assert "\n  " not in diff.as_text(made), "the same is the same"
+    assert len(made.missing) == 4
+    assert all(told.endswith("only") for told in made.missing)
+    assert diff._way_out("fuzz 0.33.0") == "kvproof spec refresh 'fuzz 0.33.0'"
+
+
 def test_a_difference_says_where_gone_and_new_come_from_and_wraps_what_is_long() -> None:
     code = "\n".join(f"    x = {index} + {' + '.join('y' * 300)}" for index in range(100))
     old, new = (sources.functions([("a.py", text)]) for text in ("def f():\n    pass\n", f"def f():\n{code}\n"))

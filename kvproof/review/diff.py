@@ -93,7 +93,7 @@ def _releases(before: subjects.Target, after: subjects.Target, status: Status, p
         sides = [status.runs.get(f"{run} {target.release}") for target in (before, after)]
         made.verdicts += _verdicts(run, sides)
         made.missing += [
-            f"no result of kvproof {run} {target.text} is stored: kvproof spec refresh '{run} {target.release}'"
+            f"no result of kvproof {run} {target.text} is stored: {_way_out(f'{run} {target.release}')}"
             for target, said in zip((before, after), sides, strict=True)
             if said is None
         ]
@@ -102,6 +102,11 @@ def _releases(before: subjects.Target, after: subjects.Target, status: Status, p
     seen = [_shown(status.runs.get(f"fuzz {target.release}")) for target in (before, after)]
     made.gone, made.new = sorted(there - then - seen[1]), sorted(then - there - seen[0])
     return made
+
+
+def _way_out(check: str) -> str:
+    known = any(one.name == check for one in stored.CHECKS)
+    return f"kvproof spec refresh '{check}'" if known else f"results are kept of {', '.join(stored.RELEASES)} only"
 
 
 def _shown(said: Said | None) -> frozenset[tuple[str, str]]:

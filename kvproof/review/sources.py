@@ -114,4 +114,8 @@ def release_files(tree: Path) -> list[tuple[str, str]]:
     """The files of a release that decide about its cache: the core, and what a cache is made of."""
     core = sorted((tree / "vllm" / "v1" / "core").rglob("*.py"))
     files = [*core, tree / "vllm" / "v1" / "kv_cache_interface.py"]
-    return [(str(file.relative_to(tree)), file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    return [
+        (str(file.relative_to(tree)), file.read_text(encoding="utf-8", errors="replace"))
+        for file in files
+        if file.is_file()
+    ]
