@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import secrets
 import signal
 import sys
@@ -415,6 +416,11 @@ app.add_typer(spec, name="spec")
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """The whole command, and its exit code. Errors are one line on standard error."""
+    try:
+        os.getcwd()
+    except OSError:  # libraries take it for granted, each in its own way
+        complain("the current folder is there no more: change to another")
+        return USAGE
     try:
         code = app(args=arguments, prog_name="kvproof", standalone_mode=False)
         if code == INTERRUPTED:

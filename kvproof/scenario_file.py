@@ -220,11 +220,11 @@ def write_whole(path: Path, text: str) -> None:
 
     A device or a pipe is written to, not replaced; of a link, what it leads to is.
     """
-    if path.is_symlink():
-        path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return
+    if path.is_symlink():  # not before: what /dev/stdout leads to may have no name of its own
+        path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
