@@ -224,6 +224,7 @@ def test_a_part_of_kvproof_that_is_missing_is_no_missing_extra() -> None:
     [
         (("fuzz", "vllm==0.33.0", "--json", "file/x.json"), "can't write the result to file/x.json: file is a file"),
         (("fuzz", "vllm==0.33.0", "--json", "folder"), "can't write the result to folder: it is a folder: name a file"),
+        (("fuzz", "vllm==0.33.0", "--json", "-"), "can't write the result to -: standard output has something else"),
         (("fuzz", "vllm==0.33.0", "--json", "/proc/x.json"), "nothing can be made in /proc"),
         (("fuzz", "vllm==0.33.0", "--out", "file"), "can't write findings to file: file is a file where a folder is"),
         (("fuzz", "vllm==0.33.0", "--out", "file/x"), "can't write findings to file/x: file is a file where a folder"),
