@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import secrets
 import signal
 import sys
@@ -416,6 +417,11 @@ app.add_typer(spec, name="spec")
 def run(arguments: Sequence[str] | None = None) -> int:
     """The whole command, and its exit code. Errors are one line on standard error."""
     try:
+        os.getcwd()
+    except OSError:  # libraries take it for granted, each in its own way
+        complain("the current folder is there no more: change to another")
+        return USAGE
+    try:
         code = app(args=arguments, prog_name="kvproof", standalone_mode=False)
         if code == INTERRUPTED:
             complain("interrupted")
@@ -448,6 +454,8 @@ def main() -> NoReturn:
         # A polite end (a CI server's time limit) keeps what was found, as Ctrl-C does. A shell that started this in the
         # background made it ignore interrupts; asked for one, it must stop all the same.
         _on_stops(stop)
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(signal.SIGHUP, _terminal_gone)
         code = run()
         _on_stops(signal.SIG_IGN)  # all is said and done: what is left is the interpreter's own end
     except KeyboardInterrupt:  # amid these very lines, or a second one while something was said about the first
@@ -455,6 +463,11 @@ def main() -> NoReturn:
         complain("interrupted")
     finish()
     sys.exit(code)
+
+
+def _terminal_gone(number: int, frame: object) -> None:
+    """Is as good as a polite request for an end, whoever answers that by now."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _on_stops(handler: Callable[[int, object], None] | signal.Handlers) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvproof.errors import require_folder, stop
+from kvproof.errors import require_file, require_folder, stop
 from kvproof.options import ReportFolder, finish_report, require_reports, write_file
 from kvproof.report import Report, Row
 from kvproof.streams import say, write
@@ -56,7 +56,7 @@ def refresh_status(
     from kvproof.review.status import refresh, stored_file
     from kvproof.table import show
 
-    require_reports("spec", report_folder)
+    require_reports("spec refresh", report_folder)
     report = Report("spec refresh")
     done = Row("run", "", "done", "pass")
     failed = Row("run", "", "failed", "error", "it gave no result")
@@ -83,6 +83,8 @@ def spec_diff(
     from kvproof.review.site import diff_page
     from kvproof.review.status import load, stored_file
 
+    if html is not None:
+        require_file(html, "the page")
     made = diff(before, after, load(status or stored_file()), Path(), say)
     if html is not None:
         write_file(html, diff_page(made))

@@ -94,6 +94,8 @@ def require_folder(folder: Path, what: str) -> None:
 
 def require_file(file: Path, what: str) -> None:
     """The same for a file, which is there to be replaced or not there yet. Devices and pipes are fine."""
+    if str(file) == "-":  # where it may mean standard output, nobody asks here
+        raise UsageError(f"can't write {what} to -: standard output has something else: name a file")
     folder = Path(os.path.realpath(file)).parent if file.is_symlink() else file.parent
     if file.is_dir():
         raise UsageError(f"can't write {what} to {file}: it is a folder: name a file")

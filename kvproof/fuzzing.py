@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -249,10 +248,6 @@ def _file_name(finding: Finding, target: subjects.Target) -> str:
     )
 
 
-def replay_command(file: str, subject: str) -> str:
-    return f"kvproof replay {shlex.quote(file)} --on {shlex.quote(subject)}"
-
-
 def rows(record: FuzzRecord, *, show_known: bool = False) -> list[Row]:
     """The record as rows: one per invariant of the catalogue, then one per finding: new, earlier, gone, known, and of
     each the worst first.
@@ -310,7 +305,8 @@ def _new_row(found: NewFinding, subject: str) -> Row:
     at = finding["action"] + 1
     when = f"at action {at} of {len(scenario.actions)}" if at <= len(scenario.actions) else "when all was drained"
     forced = " (needs a forced action: unconfirmed until it is reproduced without one)" if scenario.forced else ""
-    replay = f"kept in {found.file}\nreplay: {replay_command(found.file, subject)}" if found.file else "not kept"
+    again = scenario_file.replay_command(found.file, subject)
+    replay = f"kept in {found.file}\nreplay: {again}" if found.file else "not kept"
     others = [f"in another setting, which may be another fault: {other.file}" for other in found.others if other.file]
     return Row(
         kind="finding",
@@ -327,7 +323,7 @@ def _besides_rows(known: KnownFinding, subject: str) -> Iterable[Row]:
     """What a recorded scenario shows besides what it is recorded for is as new as what the search finds."""
     for invariant, cause, witness in known.besides:
         shown = f"shown by the recorded scenario of {known.invariant} {known.cause}"
-        text = f"{witness}\n{shown}\nreplay: {replay_command(known.file, subject)}"
+        text = f"{witness}\n{shown}\nreplay: {scenario_file.replay_command(known.file, subject)}"
         yield Row("finding", f"{invariant} {cause}", "new", "fail", witness, text=text)
 
 
@@ -342,7 +338,7 @@ def _earlier_row(one: KnownFinding, subject: str) -> Row:
         verdict = f"earlier: {found}, and still there"
     else:
         verdict, outcome = f"earlier: {found}, and not looked at now; {one.why}", "undetermined"
-    text = f"{one.reasoning}\nkept in {one.file}\nreplay: {replay_command(one.file, subject)}"
+    text = f"{one.reasoning}\nkept in {one.file}\nreplay: {scenario_file.replay_command(one.file, subject)}"
     data = {**msgspec.to_builtins(one), "witness": one.reasoning}
     return Row("finding", f"{one.invariant} {one.cause}", verdict, outcome, one.reasoning, text=text, data=data)
 

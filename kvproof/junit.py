@@ -19,7 +19,7 @@ def junit(report: Report) -> str:
     for kind, subject in dict.fromkeys((row.kind, row.subject) for row in report.rows):
         rows = [row for row in report.rows if (row.kind, row.subject) == (kind, subject)]
         tags = [_TAGS.get(row.outcome, "") for row in rows]
-        suite = ET.SubElement(root, "testsuite", name=f"{kind} {subject}".strip(), tests=str(len(rows)))
+        suite = ET.SubElement(root, "testsuite", name=_clean(f"{kind} {subject}".strip()), tests=str(len(rows)))
         suite.set("failures", str(tags.count("failure")))
         suite.set("errors", str(tags.count("error")))
         suite.set("skipped", str(tags.count("skipped")))

@@ -180,7 +180,7 @@ class Teller:
             return f"no scenario: {path} can't be written ({error.strerror}): set {FOLDER} to another folder"
         if not found.replays:
             return f"the scenario is only the beginning of what happened: {path}"
-        return f"replay: kvproof replay {path} --on {found.subject}"
+        return f"replay: {scenario_file.replay_command(str(path), found.subject)}"
 
     def _path(self, found: Reported) -> Path:
         broken = found.violation

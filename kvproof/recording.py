@@ -41,7 +41,7 @@ def make(file: Path, releases: Sequence[str], status: Status, reasoning: str, re
     made = Record(
         note.invariant,
         note.cause,
-        [_plain(release.strip().removeprefix("vllm==")) for release in releases],
+        list(dict.fromkeys(_plain(release.strip().removeprefix("vllm==")) for release in releases)),
         status,
         reference,
         reasoning.strip() or f"{TO_BE_WRITTEN} Seen: {note.witness or note.cause}.",

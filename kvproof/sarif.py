@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.spec.scenario import Scenario
@@ -103,7 +104,7 @@ def _scenario(data: object) -> Scenario | None:
 def _location(file: str, line: int = 1) -> dict[str, Any]:
     """A place in a file, relative to the current folder if it lies in there, as hosts want it."""
     path = os.path.relpath(file) if file and not os.path.relpath(file).startswith("..") else file or _NOWHERE
-    uri = Path(path).as_posix() if not Path(path).is_absolute() else Path(path).as_uri()
+    uri = Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(Path(path).as_posix()))
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": line}}}
 
 

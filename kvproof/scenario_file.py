@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
+import shlex
 import tempfile
 import typing
 from collections.abc import Mapping
@@ -83,7 +85,8 @@ def load(path: Path) -> ScenarioFile:
 
 
 def decode(content: bytes) -> Any:
-    """JSON as strict as this format needs it: each key once, no number too long for any field, not endlessly nested.
+    """JSON as strict as this format needs it: each key once, no number too long for any field, none that is
+    not finite, not endlessly nested.
 
     A byte-order mark is passed over. Raises :class:`ScenarioError` for anything else.
     """
@@ -96,7 +99,9 @@ def decode(content: bytes) -> Any:
     if not text.strip():
         raise ScenarioError("it is not JSON: it is empty")
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_int=_number)
+        return json.loads(
+            text, object_pairs_hook=_object, parse_int=_number, parse_float=_fraction, parse_constant=_fraction
+        )
     except ScenarioError:
         raise
     except ValueError as error:
@@ -118,6 +123,13 @@ def _number(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ScenarioError(f"a number of {len(digits)} digits ({digits[:_MOST_DIGITS]}…): no field takes one as large")
     return int(digits)
+
+
+def _fraction(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # sums and reports could not be read again
+        raise ScenarioError(f"{text[:_MOST_DIGITS]} is no number that a field takes")
+    return number
 
 
 def parse(data: Any) -> ScenarioFile:
@@ -189,6 +201,11 @@ def save(path: Path, scenario: Scenario, finding: Finding | None = None) -> None
     write_whole(path, json.dumps(to_data(scenario, finding), indent=1, ensure_ascii=False) + "\n")
 
 
+def replay_command(file: str, subject: str) -> str:
+    """What a shell takes to run ``file`` again, whatever its name."""
+    return f"kvproof replay {shlex.quote(file)} --on {shlex.quote(subject)}"
+
+
 def encoded(value: Any) -> bytes:
     """Plain data and ``msgspec`` structures as JSON. Half a character (in the name of a file, in an engine's message)
     becomes a question mark: it is no reason to lose the rest."""
@@ -203,11 +220,11 @@ def write_whole(path: Path, text: str) -> None:
 
     A device or a pipe is written to, not replaced; of a link, what it leads to is.
     """
-    if path.is_symlink():
-        path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         return
+    if path.is_symlink():  # not before: what /dev/stdout leads to may have no name of its own
+        path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

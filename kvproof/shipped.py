@@ -216,7 +216,7 @@ def _replayed(
     except OSError as error:
         progress(f"can't keep {file}: {error.strerror or error}")
         return shown, [*lines, "not kept"]
-    return shown, [*lines, f"kept in {file}", f"replay: kvproof replay {file} --on {target.text}"]
+    return shown, [*lines, f"kept in {file}", f"replay: {scenario_file.replay_command(str(file), target.text)}"]
 
 
 def show(report: Report) -> None:

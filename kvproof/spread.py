@@ -50,6 +50,8 @@ def ray_workers(address: str, subject: str, workers: int, say: Callable[[str], N
         ray.init(address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR, **given)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise UsageError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from error
+    except SystemExit as error:  # what its handler makes of a request for an end
+        raise KeyboardInterrupt from error
     finally:
         for number, handler in handlers.items():  # Ray has its own, which exits on the spot
             signal.signal(number, handler)
@@ -62,11 +64,14 @@ def ray_workers(address: str, subject: str, workers: int, say: Callable[[str], N
 def _require_somebody(address: str) -> None:
     """Raise :class:`UsageError` where nobody listens: Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
-        except (OSError, OverflowError) as error:
-            raise UsageError(f"no Ray cluster at {address}: {error}") from error
+    if not colon or "://" in address.removeprefix("ray://"):
+        return
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16):
+        raise UsageError(f"no Ray cluster at {address}: {port!r} is no port: write it as in 10.0.0.1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        raise UsageError(f"no Ray cluster at {address}: {error}") from error
 
 
 class _Mailbox:

@@ -224,6 +224,7 @@ def test_a_part_of_kvproof_that_is_missing_is_no_missing_extra() -> None:
     [
         (("fuzz", "vllm==0.33.0", "--json", "file/x.json"), "can't write the result to file/x.json: file is a file"),
         (("fuzz", "vllm==0.33.0", "--json", "folder"), "can't write the result to folder: it is a folder: name a file"),
+        (("fuzz", "vllm==0.33.0", "--json", "-"), "can't write the result to -: standard output has something else"),
         (("fuzz", "vllm==0.33.0", "--json", "/proc/x.json"), "nothing can be made in /proc"),
         (("fuzz", "vllm==0.33.0", "--out", "file"), "can't write findings to file: file is a file where a folder is"),
         (("fuzz", "vllm==0.33.0", "--out", "file/x"), "can't write findings to file/x: file is a file where a folder"),
@@ -320,6 +321,25 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     reader.join()
     assert read == ["all of it"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_pipe_without_a_name_is_written_to(tmp_path: Path) -> None:
+    """As in --json /dev/stdout before a pipe, and >(…) of a shell: a link that leads to no path."""
+    read, write = os.pipe()
+    place = Path(f"/dev/fd/{write}")
+    assert place.is_symlink()
+    scenario_file.write_whole(place, "all of it")
+    os.close(write)
+    with open(read) as reader:
+        assert reader.read() == "all of it"
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.run(["spec", "diff", "HEAD", "HEAD"]) == 2
+    assert capfd.readouterr().err == "kvproof: error: the current folder is there no more: change to another\n"
 
 
 def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:

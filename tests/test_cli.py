@@ -417,7 +417,9 @@ def test_findings_win_over_an_interrupt_and_over_the_environment() -> None:
 
 
 def test_reports_survive_any_text(tmp_path: Path) -> None:
-    rows = [Row("finding", "a\x00<b>", "new", "fail", "detail \x1b[31m & more", text="\ud800 lone")]
+    rows = [
+        Row("finding", "a\x00<b>", "new", "fail", "detail \x1b[31m & more", text="\ud800 lone", subject="vllm@\x01")
+    ]
     from kvproof.junit import junit
 
     root = ET.fromstring(junit(Report("fuzz", "vllm", rows)))

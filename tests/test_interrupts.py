@@ -79,6 +79,7 @@ def quiet(err: str) -> bool:
         ([signal.SIGTERM, signal.SIGTERM, signal.SIGTERM], False),
         ([signal.SIGTERM], True),  # what ends a whole job: the workers are told, too, before they are told again
         ([signal.SIGINT], True),
+        ([signal.SIGHUP], True),  # the terminal is closed
     ],
 )
 @pytest.mark.parametrize("after", ["from seed", "steps in"])

@@ -50,7 +50,7 @@ def data_of(page: str) -> dict:
 def page() -> str:
     subject = ToySubject("leak")
     taken = film(subject, LEAKS)
-    return counterexample(LEAKS, taken, None, subject.name, "leak.json")
+    return counterexample(LEAKS, taken, None, subject.name, "a leak.json")
 
 
 def test_a_frame_for_every_step_and_violation() -> None:
@@ -88,7 +88,7 @@ def test_opens_where_it_breaks(page: str) -> None:
     data = data_of(page)
     assert data["frames"][data["start"]]["violations"]
     assert "REF.references" in page
-    assert "kvproof replay leak.json --on toy with leak" in page
+    assert "kvproof replay 'a leak.json' --on 'toy with leak'" in html.unescape(page)
 
 
 def test_is_whole_in_itself(page: str) -> None:

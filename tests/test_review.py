@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -80,6 +81,59 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         status.load(file)
     with pytest.raises(UsageError, match="no check is called 'nothing'"):
         list(status.refresh(file, ["nothing"], False, print, lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"outcome": "fine"}, "Invalid enum value 'fine'"),
+        ({"data": {"live": "killed"}}, "live of mutant M is no such thing"),
+        ({"kind": "run", "data": {"exercised": {"A.b": 1}}}, "states of run M is no such thing"),
+    ],
+)
+def test_stored_words_that_can_not_be_shown_are_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    word = {"kind": "mutant", "id": "M", "verdict": "killed", "outcome": "pass", **change}
+    run = {"name": "m", "command": "", "made": "", "revision": "", "line": "", "seconds": 1, "words": [word]}
+    file = tmp_path / "status.json"
+    file.write_text(json.dumps({"kvproof_status": 1, "runs": {"mutants": run}}))
+    with pytest.raises(UsageError, match=f"{said}.*move it away"):
+        status.load(file)
+
+
+def test_results_of_a_newer_kvproof_are_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "status.json"
+    file.write_text('{"kvproof_status": 99, "runs": {}}')
+    assert cli.run(["spec", "refresh", "prove", "--status", str(file)]) == 2
+    assert "written by a newer kvproof (version 99)" in capfd.readouterr().err
+    assert "99" in file.read_text()
+
+
+def test_two_at_once_refresh_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another refresh stores while a check of this one runs stays."""
+    file = tmp_path / "status.json"
+
+    def run(check: status.Check) -> Said:
+        if check.name == "prove":
+            list(status.refresh(file, ["explore"], False, str, lambda: None))
+        return Said(check.name, check.command, "2026-01-01", "", "kvproof: …", 1.0, [])
+
+    monkeypatch.setattr(status, "run", run)
+    assert list(status.refresh(file, ["prove"], False, str, lambda: None)) == [("prove", True)]
+    assert set(status.load(file).runs) == {"prove", "explore"}
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"], "no lock is left behind"
+
+
+def test_what_can_not_be_written_is_refused_before_a_check_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "run", lambda check: pytest.fail(f"{check.name} was run"))
+    (tmp_path / "file").touch()
+    assert cli.run(["spec", "refresh", "prove", "--status", str(tmp_path / "file" / "status.json")]) == 2
+    monkeypatch.chdir(ROOT)
+    assert cli.run(["spec", "diff", "HEAD", "HEAD", "--html", str(tmp_path)]) == 2
+    first, second = capfd.readouterr().err.splitlines()
+    assert "can't write results" in first
+    assert "it is a folder: name a file" in second
 
 
 def test_a_check_is_run_and_stored(tmp_path: Path) -> None:

@@ -67,6 +67,49 @@ def test_two_commits_differ_in_rules_and_sentences(tmp_path: Path) -> None:
     assert "nothing differs" in diff.as_text(diff.Difference("a", "b"))
 
 
+def test_commits_are_compared_from_any_folder_of_the_checkout(tmp_path: Path) -> None:
+    commit(tmp_path, "one")
+    commit(tmp_path, "two")
+    made = diff.diff("HEAD~1", "HEAD", Status(1, {}), tmp_path / "spec", print)
+    assert made.counts()["sources"] == made.counts()["sentences"] == 1
+
+
+def test_a_file_of_a_commit_that_is_no_python_is_said(tmp_path: Path) -> None:
+    commit(tmp_path, "one")
+    (tmp_path / "invariants" / "odd.py").write_text("<<<<<<< HEAD\n")
+    commit(tmp_path, "two")
+    made = diff.diff("HEAD~1", "HEAD", Status(1, {}), tmp_path, print)
+    assert made.missing[0] == "HEAD~1 has no stored results"
+    assert made.missing[1] == "invariants/odd.py of HEAD, which is no Python"
+    assert made.sentences == [("SLOT.x", "It is one.", "It is two.")]
+
+
+def test_commits_of_nothing_are_not_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a checkout, in one of something else, and without git nothing is compared, which is said."""
+    with pytest.raises(UsageError, match="is in no git checkout: change to one of kvproof"):
+        diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    with pytest.raises(UsageError, match="is no checkout of kvproof"):
+        diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="git, which is not installed"):
+        diff.diff("HEAD", "HEAD", Status(1, {}), tmp_path, print)
+
+
+def test_any_checkout_is_compared_and_a_refresh_is_named_only_where_there_is_one(tmp_path: Path) -> None:
+    core = tmp_path / "vllm" / "v1" / "core"
+    core.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (core / "old.py").write_bytes(b"# Andr\xe9 wrote this\ndef f(): pass\n")
+    made = diff.diff(f"vllm@{tmp_path}", f"vllm@{tmp_path}", Status(1, {}), tmp_path, print)
+    assert "\n  " not in diff.as_text(made), "the same is the same"
+    assert len(made.missing) == 4
+    assert all(told.endswith("only") for told in made.missing)
+    assert diff._way_out("fuzz 0.33.0") == "kvproof spec refresh 'fuzz 0.33.0'"
+
+
 def test_a_difference_says_where_gone_and_new_come_from_and_wraps_what_is_long() -> None:
     code = "\n".join(f"    x = {index} + {' + '.join('y' * 300)}" for index in range(100))
     old, new = (sources.functions([("a.py", text)]) for text in ("def f():\n    pass\n", f"def f():\n{code}\n"))

@@ -66,6 +66,22 @@ def test_the_scenario_is_the_code_flow_at_the_lines_of_its_file(result: dict) ->
         assert f'"kind": "{action.kind}"' in lines[place["region"]["startLine"] - 1]
 
 
+@pytest.mark.parametrize(
+    ("file", "uri"),
+    [
+        ("kept/a b#c%41?é.json", "kept/a%20b%23c%2541%3F%C3%A9.json"),
+        ("a:b.json", "a%3Ab.json"),
+        ("../x.json", "../x.json"),
+        ("/tmp/a b\udcff\n.json", "file:///tmp/a%20b%FF%0A.json"),
+    ],
+)
+def test_the_name_of_a_file_is_a_proper_uri_whatever_it_is(file: str, uri: str) -> None:
+    report = Report("fuzz", "spec")
+    report.rows = [Row("finding", "REF.references x", "new", "fail", data={"file": file})]
+    (run,) = json.loads(sarif(report))["runs"]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
+
+
 def test_every_location_names_a_file_and_a_line(result: dict) -> None:
     """Hosts refuse results that are nowhere."""
     for one in result["results"]:

@@ -80,7 +80,8 @@ def test_workers_on_ray_share_a_campaign(tmp_path: Path) -> None:
     assert second.totals.steps == first.steps + second.steps
 
 
-def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path) -> None:
-    options = fuzzing.Options(1, 100, None, 1, tmp_path, None, "127.0.0.1:1")
-    with pytest.raises(UsageError, match="no Ray cluster at 127"):
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "a..b:1", "localhost:\u00b2", "localhost:-1", "localhost:99999"])
+def test_a_cluster_that_does_not_answer_is_said_in_a_line(tmp_path: Path, address: str) -> None:
+    options = fuzzing.Options(1, 100, None, 1, tmp_path, None, address)
+    with pytest.raises(UsageError, match=f"no Ray cluster at {address}"):
         fuzzing.fuzz(subjects.parse("spec"), options, print)

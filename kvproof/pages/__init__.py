@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from kvproof.invariants.catalogue import by_id
 from kvproof.models.stateful.film import BlockShot, Film, Frame
+from kvproof.scenario_file import replay_command
 from kvproof.spec.config import Config
 from kvproof.spec.finding import Violation
 from kvproof.spec.scenario import Scenario
@@ -39,7 +40,7 @@ def counterexample(
         statement=entry.statement if entry else "",
         why=entry.why if entry else "",
         subject=subject,
-        file=file,
+        command=replay_command(file, subject) if file else "",
         note=scenario.note,
         reasoning=reasoning,
         setting=Scenario(scenario.config, ()).text().splitlines(),

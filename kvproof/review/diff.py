@@ -22,7 +22,7 @@ from kvproof import findings, subjects
 from kvproof.errors import UsageError
 from kvproof.review import status as stored
 from kvproof.review.grounds import MIRRORS
-from kvproof.review.sources import Changed, Function, changes, functions, release_files
+from kvproof.review.sources import Changed, Function, changes, functions, parsed, release_files
 from kvproof.review.status import Said, Status, Word
 
 Progress = Callable[[str], None]
@@ -93,7 +93,7 @@ def _releases(before: subjects.Target, after: subjects.Target, status: Status, p
         sides = [status.runs.get(f"{run} {target.release}") for target in (before, after)]
         made.verdicts += _verdicts(run, sides)
         made.missing += [
-            f"no result of kvproof {run} {target.text} is stored: kvproof spec refresh '{run} {target.release}'"
+            f"no result of kvproof {run} {target.text} is stored: {_way_out(f'{run} {target.release}')}"
             for target, said in zip((before, after), sides, strict=True)
             if said is None
         ]
@@ -102,6 +102,11 @@ def _releases(before: subjects.Target, after: subjects.Target, status: Status, p
     seen = [_shown(status.runs.get(f"fuzz {target.release}")) for target in (before, after)]
     made.gone, made.new = sorted(there - then - seen[1]), sorted(then - there - seen[0])
     return made
+
+
+def _way_out(check: str) -> str:
+    known = any(one.name == check for one in stored.CHECKS)
+    return f"kvproof spec refresh '{check}'" if known else f"results are kept of {', '.join(stored.RELEASES)} only"
 
 
 def _shown(said: Said | None) -> frozenset[tuple[str, str]]:
@@ -149,26 +154,44 @@ ROOMS = {
 
 
 def _commits(before: str, after: str, root: Path) -> Difference:
+    _require_checkout(root)
     made = Difference(before, after)
-    sides = [_commit(text, root) for text in (before, after)]
-    for room, places in ROOMS.items():
-        old, new = (functions(_files(commit, places, root)) for commit in sides)
+    commits = [_commit(text, root) for text in (before, after)]
+    rooms = [{room: _files(commit, places, root) for room, places in ROOMS.items()} for commit in commits]
+    if not any(files for side in rooms for files in side.values()):
+        raise UsageError(
+            f"neither {before} nor {after} has a specification: {root.resolve()} is no checkout of kvproof"
+        )
+    for room in ROOMS:
+        old, new = (functions(side[room]) for side in rooms)
         if found := changes(old, new, sorted(old.keys() | new.keys())):
             made.sources[room] = found
-    old_entries, new_entries = (_sentences(_files(commit, ("invariants",), root)) for commit in sides)
+    old_entries, new_entries = (_sentences(side["predicates"]) for side in rooms)
     for name in sorted(old_entries.keys() | new_entries.keys()):
         pair = old_entries.get(name, ""), new_entries.get(name, "")
         if pair[0] != pair[1]:
             made.sentences.append((name, *pair))
-    statuses = [_status_at(commit, root) for commit in sides]
+    statuses = [_status_at(commit, root) for commit in commits]
     for run in sorted(statuses[0].runs.keys() & statuses[1].runs.keys()):
         made.verdicts += _verdicts(run, [status.runs[run] for status in statuses])
-    made.missing += [
-        f"{text} has no stored results"
-        for text, status in zip((before, after), statuses, strict=True)
-        if not status.runs
-    ]
+    for text, side, status in zip((before, after), rooms, statuses, strict=True):
+        files = [file for found in side.values() for file in found]
+        made.missing += [f"{name} of {text}, which is no Python" for name, code in files if parsed(code) is None]
+        if not status.runs:
+            made.missing.append(f"{text} has no stored results")
     return made
+
+
+def _require_checkout(root: Path) -> None:
+    try:
+        _git(root, "rev-parse", "--git-dir")
+    except UsageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise UsageError(
+            f"{root.resolve()} is in no git checkout: change to one of kvproof to compare its commits, or name two "
+            "releases (vllm==0.30.0)"
+        ) from error
 
 
 def _git(root: Path, *arguments: str) -> bytes:
@@ -184,18 +207,19 @@ def _git(root: Path, *arguments: str) -> bytes:
 
 def _commit(text: str, root: Path) -> str:
     if text.startswith("-"):
-        raise UsageError(f"{text} names no commit")
+        raise UsageError(f"{text} names no commit: write it as in HEAD~3")
     try:
         return _git(root, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}").decode().strip()
     except UsageError as error:
         meant = text if re.fullmatch(r"[0-9]+(\.[0-9]+)+", text) else subjects.NEWEST
         raise UsageError(
-            f"{text} is neither a release nor a commit of {root}: write a release as vllm=={meant}"
+            f"{text} is neither a release nor a commit of {root.resolve()}: write a release as vllm=={meant}"
         ) from error
 
 
 def _files(commit: str, places: Sequence[str], root: Path) -> list[tuple[str, str]]:
-    names = _git(root, "ls-tree", "-r", "--name-only", commit, "--", *places).decode().splitlines()
+    # From the top of the checkout, wherever in it the command is run.
+    names = _git(root, "ls-tree", "-r", "--full-tree", "--name-only", commit, "--", *places).decode().splitlines()
     return [
         (name, _git(root, "show", f"{commit}:{name}").decode("utf-8", "replace"))
         for name in names
@@ -207,7 +231,8 @@ def _sentences(files: Sequence[tuple[str, str]]) -> dict[str, str]:
     """The sentence of each entry of the catalogue, read off its source."""
     found = {}
     for _, text in files:
-        for node in ast.walk(ast.parse(text)):
+        tree = parsed(text)
+        for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Invariant":
                 given: dict[str, Any] = {word.arg: word.value for word in node.keywords if word.arg}
                 given.update(zip(("id", "statement"), node.args, strict=False))

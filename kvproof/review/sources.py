@@ -49,11 +49,8 @@ def functions(files: Iterable[tuple[str, str]]) -> dict[str, Function]:
     name, the first counts. A file that is no Python is passed over."""
     found: dict[str, Function] = {}
     for file, text in files:
-        try:
-            tree = ast.parse(text)
-        except SyntaxError:
-            continue
-        for node in tree.body:
+        tree = parsed(text)
+        for node in tree.body if tree is not None else ():
             if isinstance(node, ast.FunctionDef):
                 found.setdefault(node.name, _function(file, node))
             elif isinstance(node, ast.ClassDef):
@@ -61,6 +58,14 @@ def functions(files: Iterable[tuple[str, str]]) -> dict[str, Function]:
                     if isinstance(member, ast.FunctionDef):
                         found.setdefault(f"{node.name}.{member.name}", _function(file, member))
     return found
+
+
+def parsed(text: str) -> ast.Module | None:
+    """The syntax tree; ``None`` where it is no Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):  # of a null byte some versions say the latter
+        return None
 
 
 def _function(file: str, node: ast.FunctionDef) -> Function:
@@ -109,4 +114,8 @@ def release_files(tree: Path) -> list[tuple[str, str]]:
     """The files of a release that decide about its cache: the core, and what a cache is made of."""
     core = sorted((tree / "vllm" / "v1" / "core").rglob("*.py"))
     files = [*core, tree / "vllm" / "v1" / "kv_cache_interface.py"]
-    return [(str(file.relative_to(tree)), file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    return [
+        (str(file.relative_to(tree)), file.read_text(encoding="utf-8", errors="replace"))
+        for file in files
+        if file.is_file()
+    ]

@@ -19,14 +19,17 @@ from typing import Any
 import msgspec
 
 from kvproof import engines
-from kvproof.errors import CheckerError, UsageError
+from kvproof.errors import CheckerError, UsageError, require_file
 from kvproof.invariants.catalogue import CATALOGUE
+from kvproof.locking import locked
+from kvproof.report import Outcome
 from kvproof.review.digests import digest
 from kvproof.revision import revision
 from kvproof.scenario_file import write_whole
 
 FILE = "kvproof/review/status.json"
 """Where the stored results are in a checkout."""
+VERSION = 1
 RELEASES = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
 KEPT = ("invariant", "proof", "mutant", "run", "finding")
 _FUZZ = ("--seed", "1", "--workers", "2")
@@ -64,7 +67,7 @@ class Word(msgspec.Struct, frozen=True):
     kind: str
     id: str
     verdict: str
-    outcome: str
+    outcome: Outcome
     detail: str = ""
     statement: str = ""
     digest: str = ""
@@ -114,13 +117,30 @@ def stored_file() -> Path:
 def load(file: Path) -> Status:
     """The stored runs; none where there is no file. Raises :class:`UsageError` for a file that is something else."""
     if not file.exists():
-        return Status(1, {})
+        return Status(VERSION, {})
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Status)
-    except (OSError, ValueError) as error:
+        made = msgspec.json.decode(file.read_bytes(), type=Status)
+        if made.kvproof_status > VERSION:
+            raise UsageError(f"{file} was written by a newer kvproof (version {made.kvproof_status}): upgrade it")
+        for word in (word for said in made.runs.values() for word in said.words):
+            _require_data(word)
+    except OSError as error:
+        raise UsageError(f"can't read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{file} holds no results of checkers ({error}): kvproof spec refresh makes it anew"
+            f"{file} holds no results of checkers ({error}): move it away, and kvproof spec refresh makes it anew"
         ) from error
+    return made
+
+
+def _require_data(word: Word) -> None:
+    """What the site reads of a word is there in the form it has. Raises ``ValueError``."""
+    read = {"mutant": ("live", "fuzz"), "run": ("exercised",)}.get(word.kind, ())
+    odd = [name for name in read if not isinstance(word.data.get(name) or {}, dict)]
+    if "exercised" in read and word.data.get("exercised") and not isinstance(word.data.get("states"), int):
+        odd.append("states")
+    if odd:
+        raise ValueError(f"{odd[0]} of {word.kind} {word.id} is no such thing")
 
 
 def current(word: Word) -> str:
@@ -162,6 +182,7 @@ def refresh(
     if unknown:
         known = ", ".join(repr(check.name) for check in CHECKS)
         raise UsageError(f"no check is called {min(unknown)!r}: there are {known}")
+    require_file(file, "results")
     status = load(file)
     for check in CHECKS:
         due = again or status.stale(check.name) or bool(status.lacking(check.name))
@@ -170,14 +191,26 @@ def refresh(
         stop()
         progress(f"{check.command} …")
         try:
-            status.runs[check.name] = said = run(check)
+            said = run(check)
         except CheckerError as error:
             progress(str(error))
             yield check.name, False
             continue
         progress(said.line)
-        save(file, status)
+        _add(file, said)
         yield check.name, True
+
+
+def _add(file: Path, said: Said) -> None:
+    """Store one run, in place of an older one. What another refresh stored meanwhile stays. Raises
+    :class:`UsageError`."""
+    try:
+        with locked(file):
+            there = load(file)
+            there.runs[said.name] = said
+            save(file, there)
+    except OSError as error:
+        raise UsageError(f"can't write {file}: {error.strerror or error}") from error
 
 
 def save(file: Path, status: Status) -> None:

@@ -147,7 +147,7 @@ def _write(
     lines = [f"{' '.join(identity)}: {len(scenario.actions)} actions, what happened {what}"]
     if scenario is not reached.whole:
         lines.append("what the cache held before is not in it: the scenario is only the end of what happened")
-    lines.append(said or f"not tried; kvproof replay {out} --on {trace.subject}")
+    lines.append(said or f"not tried; {scenario_file.replay_command(str(out), trace.subject)}")
     return "\n".join(lines) + "\n", shown
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from filelock import FileLock
 
 from kvproof import scenario_file
 from kvproof.errors import UsageError
+from kvproof.locking import locked
 from kvproof.revision import revision
 from kvproof.zoo.code import code_hash
 from kvproof.zoo.fault import Fault, is_release
@@ -125,7 +123,7 @@ class Results:
         """
         self._put(result)
         try:
-            with _locked(self._path):
+            with locked(self._path):
                 there = Results(self._path)
                 there._put(result)
                 there._save()
@@ -157,18 +155,3 @@ class Results:
         """Seconds to the first detection, over the searches that found it; ``None`` where none did."""
         seen = [search.seen for search in self.searches(fault, release) if search.seen is not None]
         return statistics.median(seen) if seen else None
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Nobody else adds to the file meanwhile. Raises ``OSError``."""
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    place = path.with_name(f".{path.name}.lock")
-    with FileLock(place):
-        try:
-            yield
-        finally:
-            # While it is held: who waits for it notices and makes another.
-            with contextlib.suppress(OSError):
-                place.unlink()
