@@ -97,7 +97,7 @@ WHOLE: frozenset[Check] = frozenset({"copied", "chosen", "handed"})
 """Those whose oracle follows every group: what another group writes into a block spoils it."""
 
 OVERLAPPED: frozenset[Check] = frozenset(
-    {"crash", "ahead", "keys", "reads", "writes", "chosen", "handed", "preemptions", "unread"}
+    {"crash", "ahead", "keys", "reads", "writes", "chosen", "handed", "preemptions", "unread", "drained"}
 )
 """Checks that a test makes with a step in flight."""
 
