@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Identity = tuple[str, str]
 
-UNRUN = "no scenario was run"
-"""In a verdict: the whole engine was not brought there."""
+UNSHOWN = "a whole engine did not show it"
+"""In a verdict: no scenario could be run, or the one that was broke nothing of the claim's invariant."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _row(
         shown, told = _replayed(result, target, subject, options, progress)
         found = on_record(claim, shown, known)
         if found.identities:
-            told_as = "known" if found.shown else f"{UNRUN}; on record as"
+            told_as = "known" if found.shown else f"{UNSHOWN}; on record as"
             verdict, outcome = f"refuted ({told_as}: {', '.join(' '.join(i) for i in found.identities)})", "info"
         text = "\n".join([*lines, *told])
     return Row(

@@ -13,7 +13,7 @@ from kvproof import findings
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.review import causes, content, site, status
 from kvproof.review.status import Status, Word
-from kvproof.shipped import UNRUN
+from kvproof.shipped import UNSHOWN
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reviewed import STORED, entry_of, said
@@ -167,33 +167,28 @@ def test_a_broken_cell_of_what_is_ours_leads_to_its_causes_too(run: str, checker
 
 NEGATIVE = "ADMIT.exact", "mamba-estimate-negative-and-below-taken"
 AS_KNOWN = f"refuted (known: {' '.join(NEGATIVE)})"
-AS_UNRUN = f"refuted ({UNRUN}; on record as: {' '.join(NEGATIVE)})"
+AS_UNSHOWN = f"refuted ({UNSHOWN}; on record as: {' '.join(NEGATIVE)})"
 
 
 @pytest.mark.parametrize(
     ("verdict", "outcome", "shown", "today"),
     [
-        ("refuted", "fail", [], "refuted (known, no scenario was run)"),
-        ("refuted", "fail", [["SLOT.chunk-end", "unheard-of"]], "refuted (known, no scenario was run)"),
+        ("refuted", "fail", [], f"refuted (known, {UNSHOWN})"),
+        ("refuted", "fail", [["SLOT.chunk-end", "unheard-of"]], f"refuted (known, {UNSHOWN})"),
         ("refuted", "fail", [list(NEGATIVE)], "refuted (known)"),
         ("refuted", "fail", [["ADMIT.exact", "unheard-of"]], "refuted"),
         ("refuted", "fail", [list(NEGATIVE), ["ADMIT.exact", "unheard-of"]], "refuted"),
         (AS_KNOWN, "info", [list(NEGATIVE)], "refuted (known)"),
         ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", [list(NEGATIVE)], "refuted (known)"),
-        (AS_UNRUN, "info", [], "refuted (known, no scenario was run)"),
+        (AS_UNSHOWN, "info", [], f"refuted (known, {UNSHOWN})"),
         ("proved", "pass", [], "proved"),
-        # As results were stored before they told what the engine had shown.
-        ("refuted", "fail", None, "refuted (known)"),
-        (AS_KNOWN, "info", None, "refuted (known)"),
-        (AS_UNRUN, "info", None, "refuted (known, no scenario was run)"),
-        ("refuted (known: ADMIT.exact a-record-that-is-gone)", "info", None, "refuted"),
     ],
 )
 def test_a_refuted_claim_is_known_if_it_is_on_record_today(
-    verdict: str, outcome: str, shown: list[list[str]] | None, today: str
+    verdict: str, outcome: str, shown: list[list[str]], today: str
 ) -> None:
     claim = "MAMBA.estimate-not-negative"
-    data = {"scope": ""} if shown is None else {"scope": "", "shown": shown}
+    data = {"scope": "", "shown": shown}
     proved = said("prove --on 0.26.0", Word("proof", claim, verdict, outcome, data=data))
     (line,) = [one for one in entry_of("ADMIT.exact", proved).lines if one.checker == f"prove --on 0.26.0: {claim}"]
     assert line.verdict == today

@@ -9,7 +9,7 @@ from typing import Any
 from kvproof import engines, findings
 from kvproof.review.causes import Record
 from kvproof.review.status import Word
-from kvproof.shipped import UNRUN, Identity, on_record
+from kvproof.shipped import UNSHOWN, on_record
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,13 @@ def settled(word: Word, release: str, known: Sequence[Record]) -> Refutation:
     if claim is None or not word.verdict.startswith("refuted"):
         return Refutation(word.verdict, word.outcome)
     here = [one for one in known if findings.known_for([one.source], release).records]
-    found = on_record(claim, _shown(word), {one.source.identity for one in here})
+    shown = {(str(invariant), str(cause)) for invariant, cause in word.data.get("shown", ())}
+    found = on_record(claim, shown, {one.source.identity for one in here})
     if not found.identities:
         return Refutation("refuted", "fail")
     records = tuple(one for one in here if one.source.identity in found.identities)
-    ran = found.shown if "shown" in word.data else UNRUN not in word.verdict
-    verdict = "refuted (known)" if ran else f"refuted (known, {UNRUN})"
+    verdict = "refuted (known)" if found.shown else f"refuted (known, {UNSHOWN})"
     return Refutation(verdict, "info", records, since=word.outcome == "fail")
-
-
-def _shown(word: Word) -> set[Identity]:
-    """What the whole engine showed. Of a result that was stored before that was kept: what its verdict calls known."""
-    if "shown" in word.data:
-        return {(str(invariant), str(cause)) for invariant, cause in word.data["shown"]}
-    _, _, known = word.verdict.removesuffix(")").partition("(known: ")
-    pairs = [text.partition(" ") for text in known.split(", ") if text]
-    return {(invariant, cause) for invariant, _, cause in pairs}
 
 
 def _claims() -> Mapping[str, Any]:
