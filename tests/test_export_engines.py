@@ -117,6 +117,25 @@ def test_the_rest_of_a_block_is_wiped_before_a_load_ends_in_it() -> None:
     assert "class Device" not in text
 
 
+def test_a_step_in_flight_wipes_nothing_that_a_load_writes_to() -> None:
+    text = written(FLIGHT, "EXT.zero-spares-load", "block-of-load-wiped")
+    assert "later = [load for batch in self.flying for load in batch[2]]" in text
+    assert "self.check_wipes(output, [*self.loads, *loads, *later])" in text
+    assert "GROUP_BLOCKS = [8, 8]" in text
+    one_by_one = written(TAIL, "EXT.zero-spares-load", "block-of-load-wiped")
+    assert "self.check_wipes(output, self.scheduler.connector.loading)" in one_by_one
+
+
+def test_a_store_that_has_to_be_asked_again_is_played_where_engines_die() -> None:
+    late = replace(FLIGHT, config=replace(FLIGHT.config, offer_delay=1))
+    text = written(late, "FLOW.no-crash", "somewhere-RuntimeError")
+    assert "if self.asked[request.request_id] <= 1:" in text
+    assert "self.asked = collections.Counter()" in text
+    assert "self.asked" not in written(FLIGHT, "FLOW.no-crash", "somewhere-RuntimeError")
+    with pytest.raises(ScenarioError, match="a test has none of offer_delay"):
+        written(late, "EXT.zero-spares-load", "block-of-load-wiped")
+
+
 def test_a_convolution_window_is_written_before_checkpoint_and_state() -> None:
     text = written(UNITS, "SLOT.key-content", "key-window-wrong", group=1)
     window = text.index("self.put_window(table, -(-end // BLOCK) - 1")
@@ -350,6 +369,7 @@ def test_what_a_failed_load_leaves_is_charged_for_and_read() -> None:
         (TAIL, "EXT.offload-offers", "offers-boundary-without-state", "with the offloading connector alone"),
         (EAGLE, "EXT.offload-content", "offered-full-key-stale", "without a connector nothing is handed over"),
         (TAIL, "EXT.rest-wiped", "rest-of-loaded-block-dirty", "where asynchronous loads end with a unit"),
+        (HOST, "EXT.zero-spares-load", "block-of-load-wiped", "a test of it looks at asynchronous loads of a store"),
         (FLIGHT, "ADMIT.stall", "", "a test of it has no steps in flight (async_scheduling)"),
         (
             FLIGHT,

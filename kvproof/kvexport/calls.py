@@ -98,7 +98,7 @@ def constants_of(config: Config, plan: Plan, marked: bool) -> list[str]:
     if config.connector == "offload":
         blocks = config.offload_blocks or 64 * config.num_blocks
         lines.append(f"PAGE, HOST_BLOCKS = {HOST_PAGE}, {blocks}  # of CPU memory")
-    if uses_of(config, plan.actions).missing or plan.check == "offloaded-events":
+    if uses_of(config, plan.actions).missing or plan.check in ("offloaded-events", "wipes"):
         lines.append(f"GROUP_BLOCKS = {[group.block_size for group in config.groups]}  # tokens")
     if plan.recurrent or plan.check in ("bound", "refused", "offers"):
         recurrent = [index for index, group in groups if group.kind == "mamba"]

@@ -33,6 +33,7 @@ Check = Literal[
     "null-writes",
     "writes",
     "rests",
+    "wipes",
     "counts",
     "offers",
     "serves",
@@ -81,6 +82,7 @@ CHECKS: dict[str, Check] = {
     "EXT.offload-serves": "serves",
     "EXT.counts-what-came": "counts",
     "EXT.rest-wiped": "rests",
+    "EXT.zero-spares-load": "wipes",
     "EVENT.stored-well-formed": "events",
     "EVENT.removed-is-gone": "removals",
     "FLOW.no-crash": "crash",
@@ -97,7 +99,7 @@ WHOLE: frozenset[Check] = frozenset({"copied", "chosen", "handed"})
 """Those whose oracle follows every group: what another group writes into a block spoils it."""
 
 OVERLAPPED: frozenset[Check] = frozenset(
-    {"crash", "ahead", "keys", "reads", "writes", "chosen", "handed", "preemptions", "unread", "drained"}
+    {"crash", "ahead", "keys", "reads", "writes", "wipes", "chosen", "handed", "preemptions", "unread", "drained"}
 )
 """Checks that a test makes with a step in flight."""
 

@@ -53,6 +53,7 @@ LOOKS = {
     "writes": "writes",
     "handed": "handed",
     "rests": "rests",
+    "wipes": "wipes",
     "counts": "counts",
     "startup": "lone",
     "stall": "stall",
@@ -177,7 +178,7 @@ def _parts(plan: Plan, config: Config) -> dict[str, Any]:
         "checkpoints": plan.recurrent and config.checkpoint_blocks > 0,
         "steps": config.load_steps if config.connector in ("async", "offload") else 1,
         "loads": loads,
-        "tables": loads and (plan.content or plan.check == "rests" or lost),
+        "tables": loads and (plan.content or plan.check in ("rests", "wipes") or lost),
         "lost": lost,
         # Where reads are judged, it is by whether anything is made of them; where only tables are, nothing is spoiled.
         "spoils": lost and plan.content and plan.check not in ("reads", "null-writes"),
