@@ -414,7 +414,9 @@ def test_the_tests_of_faults_that_were_fixed_are_short(number: int) -> None:
     records = [r for r in findings.load() if r.reference == f"PR {number}" and not r.invariant.startswith("EXT.")]
     assert records
     for record in records:
-        assert recorded(*record.identity, record.releases[-1]).count("\n") <= 275
+        assert record.scenario is not None
+        most = 315 if record.scenario["config"].get("connector") == "async" else 275  # a store that loads meanwhile
+        assert recorded(*record.identity, record.releases[-1]).count("\n") <= most
 
 
 def test_forced_actions_are_owned_up_to() -> None:

@@ -147,7 +147,7 @@ STATE = (
                 lambda: seen(SPLIT, granted=6),
                 "chunk-ends-off-boundary",
                 {"request": "r1", "slot": 1},
-                ("[8, 14)", "block 8"),
+                ("[8, 14)", "blocks of 8"),
             ),
             Mutant(
                 lambda: seen(SPLIT, start=6, granted=14, prefill_end=20),
