@@ -127,7 +127,8 @@ def shows(record: Record) -> list[str]:
 def asked(release: str) -> dict[str, str]:
     """Of the tests those that say something about ``release``: they are of it, or of the last release before it, or it
     is the newest one."""
-    last = {"refused_at_start": list(RELEASES), "given_up": [RELEASES[0]]} | {name: [faulty] for name, (*_, faulty) in WRITTEN.items()}
+    last = {"refused_at_start": list(RELEASES), "given_up": [RELEASES[0]]}
+    last |= {name: [faulty] for name, (*_, faulty) in WRITTEN.items()}
     last |= {name_of(record): shows(record) for record in findings.load() if shows(record)}
     return {name: text for name, text in exports().items() if release in (*last[name], *after(last[name][-1]))}
 
