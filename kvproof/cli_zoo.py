@@ -6,14 +6,17 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvproof.errors import require_file
-from kvproof.options import MOST_WORKERS, ReportFolder, finish_report, require_reports
+from kvproof.options import MOST_SEEDS, MOST_WORKERS, ReportFolder, finish_report, require_reports
 from kvproof.report import Report
 from kvproof.streams import say, write
+
+if TYPE_CHECKING:
+    from kvproof.zoo.results import Results
 
 zoo = typer.Typer(help="Known public faults, on the releases that shipped them, and which searches find them.")
 
@@ -27,9 +30,14 @@ Again = Annotated[bool, typer.Option("--again", help="Do again what is there alr
 Seconds = Annotated[float, typer.Option("--seconds", min=1, help="How long each release is searched at first.")]
 Long = Annotated[float, typer.Option("--long", min=0, help="How long for what that missed; 0: not again.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, max=MOST_WORKERS, help="Processes to search with.")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Searches of each release.")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="Searches of each release.")]
 Commit = Annotated[
-    str | None, typer.Option("--commit", metavar="HASH", help="What seeds are derived from (default: the checkout's).")
+    str | None,
+    typer.Option(
+        "--commit",
+        metavar="HASH",
+        help="What seeds are derived from (default: that of stored searches by this code, or else the checkout's).",
+    ),
 ]
 
 
@@ -94,8 +102,9 @@ def blind_zoo(
     from kvproof.zoo.results import Results
 
     report = _begin("blind", results, report_folder)
-    options = _options(seconds, long, workers, seeds, commit, again)
-    blind.blind(report, chosen(load(faults), ids or ()), Results(results), options, say)
+    stored = Results(results)
+    options = blind.Options(seconds, long, workers, seeds, _commit(commit, again, stored), again)
+    blind.blind(report, chosen(load(faults), ids or ()), stored, options, say)
     return finish_report(report, report_folder, show)
 
 
@@ -118,7 +127,7 @@ def refresh_zoo(
     from kvproof.zoo.results import Results
 
     report, all_of_them, stored = _begin("refresh", results, report_folder), load(faults), Results(results)
-    options = _options(seconds, long, workers, seeds, commit, False)
+    options = blind.Options(seconds, long, workers, seeds, _commit(commit, False, stored))
     wanted = chosen(all_of_them, ids or ())
     running.run(report, wanted, stored, running.all_releases(all_of_them), False, say)
     if not report.interrupted and blind.searchable(wanted):
@@ -128,9 +137,9 @@ def refresh_zoo(
 
 @zoo.command("matrix")
 def matrix_zoo(
-    file: Annotated[
-        Path | None,
-        typer.Option("--write", metavar="FILE", help="Put it between the markers in this file."),
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--write", metavar="FILE", help="Put it between the markers in this file (may be repeated)."),
     ] = None,
     results: ResultsFile = _RESULTS,
     faults: Data = None,
@@ -140,11 +149,12 @@ def matrix_zoo(
     from kvproof.zoo.results import Results
 
     made = matrix.matrix(fault.load(faults), Results(results))
-    if file is None:
+    if not files:
         write(f"{matrix.as_markdown(made)}\n{matrix.rest_as_markdown(made)}")
         return 0
-    matrix.write_between(file, made)
-    write(f"kvproof: zoo-matrix file={file} exit=0\n")
+    for file in files:
+        matrix.write_between(file, made)
+        write(f"kvproof: zoo-matrix file={file} exit=0\n")
     return 0
 
 
@@ -154,8 +164,9 @@ def _begin(command: str, results: Path, report_folder: Path | None) -> Report:
     return Report(f"zoo-{command}")
 
 
-def _options(seconds: float, long: float, workers: int, seeds: int, commit: str | None, again: bool) -> Any:
+def _commit(named: str | None, again: bool, stored: Results) -> str:
+    """What seeds are derived from."""
     from kvproof.revision import revision
-    from kvproof.zoo.blind import Options
+    from kvproof.zoo.blind import commit_of
 
-    return Options(seconds, long, workers, seeds, commit or revision(), again)
+    return named or ("" if again else commit_of(stored)) or revision()

@@ -31,6 +31,9 @@ MUTANT_STEPS = 24_000
 MOST_SEED = 10**18 - 1
 """As large as what is read back from files may be (:func:`kvproof.scenario_file.decode`)."""
 
+MOST_SEEDS = 100
+"""Searches of each release in the zoo."""
+
 MOST_WORKERS = 64
 """Each worker takes 200 MB of its own. A run repeats with the same number of workers only, so this is no matter of the
 cores that a machine happens to have."""

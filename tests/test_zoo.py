@@ -405,6 +405,49 @@ def test_seeds_are_the_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         code.seed_of("", 0)
 
 
+def test_a_commit_that_leaves_the_code_as_it_is_searches_nothing_anew(
+    tmp_path: Path, folder: Path, releases: Releases, searches: Searches, monkeypatch: Any
+) -> None:
+    searches.finds[60] = record(("SLOT.chunk-end", "off", 7.5))
+    put(folder, PAIR)
+    command = ["zoo", "blind", "--faults", str(folder), "--results", str(tmp_path / "r.json")]
+
+    def after(commit: str, *more: str, hashed: str = "c") -> list[int]:
+        """How often it was searched, and the seeds that results are of, once this is run at ``commit``."""
+        monkeypatch.setattr("kvproof.revision.revision", lambda: commit)
+        monkeypatch.setattr("kvproof.zoo.results.revision", lambda: commit)
+        for module in ("blind", "results"):
+            monkeypatch.setattr(f"kvproof.zoo.{module}.code_hash", lambda: hashed)
+        assert cli.run([*command, *more]) == 0
+        return [len(searches.made), *(b.seed for b in Results(tmp_path / "r.json").blind.values())]
+
+    first, later = code.seed_of("first", 0), code.seed_of("later", 0)
+    assert after("first") == [1, first]
+    assert after("later") == [1, first], "no commit was named, and what is stored is of this code"
+    assert sorted(after("later", "--again")) == sorted([2, first, later])
+    assert after("later", "--commit", "later") == after("later", "--commit", "first") == after("later")
+    changed = code.seed_of("changed", 0)
+    assert after("changed", hashed="d") == [3, changed], "what is of other code gives way"
+
+
+def test_an_interrupted_search_misses_nothing_that_it_did_not_look_for(
+    tmp_path: Path, releases: Releases, searches: Searches, monkeypatch: Any
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    other = fault(id="Z02", wrong=["0.33.0"], right=["0.25.1"], **{"class": "open"})
+    third = fault(id="Z03", signs=[{"invariant": "REF.queue"}])
+    searches.finds = dict.fromkeys((60.0, 300.0), record(("SLOT.chunk-end", "off", 7.5)))
+    searched(tmp_path, fault(), third)
+    monkeypatch.setattr(blind, "search", interrupted)
+    report = Report("zoo-blind")
+    options = blind.Options(60, 300, 2, 1, "abc")
+    blind.blind(report, [fault(), other, third], Results(tmp_path / "r.json"), options, lambda line: None)
+    assert report.exit_code == 130
+    assert [report.facts[name] for name in ("faults", "found", "missed", "unsearched")] == [3, 1, 1, 1]
+
+
 def test_the_command_line_is_that_of_fuzz_and_differs_in_release_and_seed_only(tmp_path: Path) -> None:
     one = blind.command("0.26.0", 5, 60, 2, tmp_path, tmp_path / "r")
     other = blind.command("0.33.0", 7, 60, 2, tmp_path, tmp_path / "r")

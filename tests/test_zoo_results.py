@@ -76,6 +76,10 @@ def test_the_matrix_goes_between_its_markers(tmp_path: Path, folder: Path, capsy
     page.write_text(f"before\n{matrix.BEGIN_REST}\nold\n{matrix.END_REST}\nafter\n")
     assert cli.run(command) == 0
     assert page.read_text() == f"before\n{matrix.BEGIN_REST}\n\n{matrix.END_REST}\nafter\n"
+    table = tmp_path / "table.md"
+    table.write_text(f"{matrix.BEGIN}\n{matrix.END}\n")
+    assert cli.run([*command, "--write", str(table)]) == 0, "one command for both"
+    assert "| Z01 |" in table.read_text()
     page.write_text(f"{matrix.END_REST}\n{matrix.BEGIN_REST}\n")
     assert cli.run(command) == 2
     page.write_text("no markers")

@@ -9,11 +9,13 @@ what the short one missed.
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from kvproof.engines import Progress
 from kvproof.errors import USAGE, CheckerError, UsageError
 from kvproof.fuzzing import FuzzRecord, NewFinding
 from kvproof.impl.vllm.fetch import cache_folder
-from kvproof.options import MOST_STEPS, write_file
+from kvproof.options import MOST_SEEDS, MOST_STEPS, write_file
 from kvproof.report import Report, Row
 from kvproof.spec.scenario import Scenario
 from kvproof.zoo.code import code_hash, seed_of
@@ -84,10 +86,26 @@ def blind(report: Report, faults: Sequence[Fault], results: Results, options: Op
         report.interrupted = True
     except UsageError as error:
         report.problem = "; ".join(filter(None, [report.problem, str(error)]))
-    found = _fill(report, wanted, seeds, results)
-    report.facts.update(
-        faults=len(wanted), found=found, missed=len(wanted) - found, seeds=",".join(map(str, seeds)), code=code_hash()
+    report.facts.update(faults=len(wanted), **_fill(report, wanted, seeds, results))
+    report.facts.update(seeds=",".join(map(str, seeds)), code=code_hash())
+
+
+def commit_of(results: Results) -> str:
+    """The commit that stored searches by this code have their seeds from; empty where there are none.
+
+    A commit that changes nothing in how it is searched is no reason to search anew.
+    """
+    commits = Counter(
+        search.revision
+        for search in results.blind.values()
+        if search.code == code_hash() and search.revision and search.seed in _seeds_of(search.revision)
     )
+    return commits.most_common(1)[0][0] if commits else ""
+
+
+@functools.cache
+def _seeds_of(commit: str) -> frozenset[int]:
+    return frozenset(seed_of(commit, index) for index in range(MOST_SEEDS))
 
 
 def searchable(faults: Iterable[Fault]) -> list[Fault]:
@@ -101,13 +119,16 @@ def _open(fault: Fault, seed: int, limit: float, results: Results) -> bool:
     return known is None or not known.fresh(fault) or (known.seen is None and known.limit < limit)
 
 
-def _fill(report: Report, faults: Sequence[Fault], seeds: Sequence[int], results: Results) -> int:
-    """A row for each fault and seed. Returns how many faults were found from every seed."""
-    found = 0
+def _fill(report: Report, faults: Sequence[Fault], seeds: Sequence[int], results: Results) -> dict[str, int]:
+    """A row for each fault and seed. Returns how many faults were found from every seed, how many were missed from one,
+    and how many of the others were not searched for from all, as after an interrupt."""
+    counts = {"found": 0, "missed": 0, "unsearched": 0}
     for fault in faults:
-        done = [results.blind.get((fault.id, fault.blind_release, seed)) for seed in seeds]
-        found += all(search is not None and search.seen is not None for search in done)
-        for search in filter(None, done):
+        stored = [results.blind.get((fault.id, fault.blind_release, seed)) for seed in seeds]
+        done = [search for search in stored if search is not None and search.fresh(fault)]
+        missed = any(search.seen is None for search in done)
+        counts["missed" if missed else "found" if len(done) == len(seeds) else "unsearched"] += 1
+        for search in done:
             name = f"{fault.id} {search.release} seed {search.seed}"
             if search.seen is None:
                 detail = f"{fault.title}: not found in {search.limit:g} s; {search.detail}"
@@ -117,7 +138,7 @@ def _fill(report: Report, faults: Sequence[Fault], seeds: Sequence[int], results
                 actions = len((search.scenario or {}).get("actions", ()))
                 detail = f"{search.invariant} ({search.cause}) in {actions} actions{gone}"
                 report.rows.append(Row("run", name, "found blind", "pass", detail, seconds=search.seen))
-    return found
+    return counts
 
 
 # -- searching ---------------------------------------------------------------------------------------------------------

@@ -131,9 +131,14 @@ class Results:
             raise UsageError(f"can't write {self._path}: {error.strerror or error}") from error
 
     def _put(self, result: Replayed | Blind | Killed) -> None:
+        """A search by one code takes the place of all by another: a median is that of searches by the same."""
         if isinstance(result, Replayed):
             self.replayed[result.fault, result.release] = result
         elif isinstance(result, Blind):
+            where = (result.fault, result.release)
+            self.blind = {
+                key: search for key, search in self.blind.items() if key[:2] != where or search.code == result.code
+            }
             self.blind[result.fault, result.release, result.seed] = result
         else:
             self.killed[result.fault, result.mutant] = result
