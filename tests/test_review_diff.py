@@ -13,6 +13,7 @@ import pytest
 from kvproof.errors import UsageError
 from kvproof.review import content, diff, site, sources, status, verdicts
 from kvproof.review.status import Status, Word
+from kvproof.shipped import OnRecord
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reviewed import said
@@ -78,7 +79,9 @@ def test_verdicts_at_a_commit_are_told_in_the_same_words() -> None:
     """Words that were stored name what they are known as, in their way."""
     known = Word("proof", "A", "refuted (known: ADMIT.exact a)", "info")
     old = Word("proof", "B", "refuted (a whole engine did not show it; on record as: ADMIT.exact a, A.b c)", "info")
-    new = Word("proof", "C", "refuted (known, a whole engine did not show it: ADMIT.exact a)", "info")
+    today = OnRecord((("ADMIT.exact", "a"), ("A.b", "c")), shown=False).named
+    assert today == "refuted (known, a whole engine did not show it: ADMIT.exact a, A.b c)"
+    new = Word("proof", "C", today, "info")
     proved = Word("proof", "D", "proved", "pass", data={"premises": "x; y"})
     told = [stand.told for stand in verdicts.of_commit(said("prove --on 0.30.0", known, old, new, proved)).values()]
     unshown = "refuted (known, a whole engine did not show it)"
