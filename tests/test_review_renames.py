@@ -23,6 +23,12 @@ def of_class(flag: str, value: str = "flag", read: str = "", more: str = "") -> 
     )
 
 
+def two_locals(flag: str, value: str) -> str:
+    """A class that sets an attribute to one of two local names."""
+    start = f"class A:\n    def __init__(self):\n        a, b = g()\n        self.{flag} = {value}\n"
+    return f"{start}    def f(self):\n        return self.{flag}\n"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "names"),
     [
@@ -68,6 +74,16 @@ def test_local_names_may_differ_one_to_one(old: str, new: str, names: list[tuple
             "def f():\n    try:\n        e = 1\n    except E as e:\n        g(e)",
             "def f():\n    try:\n        x = 1\n    except E as e:\n        g(x)",
         ),
+        # A name of an inner scope that is global elsewhere, that calls may name, or that is an attribute.
+        ("def f(a):\n    return [b for b in a], lambda: b", "def f(a):\n    return [c for c in a], lambda: c"),
+        (
+            "def f():\n    def g(b=0):\n        return b\n    return g(b=1)",
+            "def f():\n    def g(c=0):\n        return c\n    return g(b=1)",
+        ),
+        (
+            "def f():\n    class C:\n        b = 1\n    return C.b",
+            "def f():\n    class C:\n        c = 1\n    return C.b",
+        ),
         # A number, an operator, an order, an attribute or a keyword of something else.
         ("def f(a):\n    return a + 1", "def f(a):\n    return a + 1.0"),
         ("def f(a):\n    return a < 1", "def f(a):\n    return a <= 1"),
@@ -77,6 +93,8 @@ def test_local_names_may_differ_one_to_one(old: str, new: str, names: list[tuple
         ("def f(a):\n    return a", "def f(a, b=0):\n    return a + b"),
         ("def f(a):\n    return a", "def f(a, b):\n    return a"),
         ("def f(a=1):\n    return a", "def f(b=2, a=1):\n    return a"),
+        ("def f(a):\n    return a + b", "def f(a, b=0):\n    return a + b"),
+        ("def f(a, *rest):\n    return rest", "def f(a, b=0, *rest):\n    return rest"),
         ("def f(a=1):\n    return a", "def f(a=2):\n    return a"),
     ],
 )
@@ -98,6 +116,9 @@ def test_a_parameter_that_is_not_read_is_told() -> None:
     found = renamed("def f(a, b=0):\n    return a", "def f(c):\n    return c")
     assert found is not None
     assert found.told == "a → c; no longer takes b, which it does not read"
+    found = renamed("def f(a, b=0):\n    return a", "def f(a, c=0):\n    return a")
+    assert found is not None
+    assert found.told == "b → c"
 
 
 def test_a_keyword_follows_its_parameter() -> None:
@@ -107,6 +128,9 @@ def test_a_keyword_follows_its_parameter() -> None:
     assert renamed(old, new) is not None
     # The function takes another: the call means something else.
     assert renamed(old, "def g(c, b=0):\n    return b\n" + call.format("c")) is None
+    places = ("def g(b, d):\n    return b - d\n", "b"), ("def g(d, c):\n    return d - c\n", "c")
+    old, new = (f"{function}def f(a):\n    return g({name}=a, d=1)\n" for function, name in places)
+    assert renamed(old, new) is None, "it is another one of the two"
     two = "def g(b, c):\n    return b - c\n"
     assert renamed(two + "def f(a):\n    return g(b=a, c=1)\n", two + "def f(a):\n    return g(c=a, b=1)\n") is None
 
@@ -127,6 +151,7 @@ def test_an_attribute_is_renamed_where_it_is_set_by_the_same() -> None:
         (of_class("old"), of_class("new", "not flag")),
         (of_class("old"), of_class("new", "other")),
         (of_class("old", read="unset"), of_class("old", read="unknown")),
+        (two_locals("old", "a"), two_locals("new", "b")),
         # Another attribute, that there was before, is read in its place; or the old one is still there.
         (
             of_class("old", more="        self.new = other\n"),
