@@ -45,14 +45,14 @@ def build_site(
 @spec.command("refresh")
 def refresh_status(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[CHECK]...", help="As in 'fuzz 0.33.0' (default: all).")
+        list[str] | None, typer.Argument(metavar="[CHECK]...", help="As in 'fuzz 0.33.0', or mirrors (default: all).")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also what is fresh.")] = False,
     status: Stored = None,
     report_folder: ReportFolder = None,
 ) -> int:
-    """Run the checkers whose stored results are missing or older than a rule, and store what they say. All of them
-    take about half an hour on two cores."""
+    """Run the checkers whose stored results are missing or older than a rule, and store what they say; find where in
+    vLLM the functions are that rules mirror. All of them take about half an hour on two cores."""
     from kvproof.review.status import refresh, stored_file
     from kvproof.table import show
 

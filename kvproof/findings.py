@@ -115,6 +115,12 @@ def known_for(records: Iterable[Record], release: str) -> Known:
     return Known(tuple(record for record in records if not release or _covers(record, release)))
 
 
+def names(records: Iterable[Record], release: str) -> bool:
+    """Whether any of them says of ``release`` itself, by number or range, that it is wrong there: what no record names
+    nobody has asked yet."""
+    return bool(release) and any(_covers(record, release) for record in records)
+
+
 def _newest(records: Iterable[Record]) -> str:
     """The newest release that one of them names by itself; empty where they name ranges only."""
     from packaging.version import Version

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Identity = tuple[str, str]
 
+REFUTED_KNOWN = "refuted (known)"
 UNSHOWN = "a whole engine did not show it"
 """In a verdict: no scenario could be run, or the one that was broke nothing of the claim's invariant."""
 
@@ -48,6 +49,19 @@ class OnRecord:
 
     identities: tuple[Identity, ...]
     shown: bool
+
+    @property
+    def verdict(self) -> str:
+        """In words, the same wherever it is told."""
+        if not self.identities:
+            return "refuted"
+        return REFUTED_KNOWN if self.shown else f"refuted (known, {UNSHOWN})"
+
+    @property
+    def named(self) -> str:
+        """The verdict with what it is known as."""
+        names = ", ".join(" ".join(identity) for identity in self.identities)
+        return self.verdict.replace(")", f": {names})")
 
 
 def on_record(claim: ShippedClaim, shown: Collection[Identity], known: Collection[Identity]) -> OnRecord:
@@ -147,8 +161,7 @@ def _row(
         shown, told = _replayed(result, target, subject, options, progress)
         found = on_record(claim, shown, known)
         if found.identities:
-            told_as = "known" if found.shown else f"{UNSHOWN}; on record as"
-            verdict, outcome = f"refuted ({told_as}: {', '.join(' '.join(i) for i in found.identities)})", "info"
+            verdict, outcome = found.named, "info"
         text = "\n".join([*lines, *told])
     return Row(
         kind="proof",

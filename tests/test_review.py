@@ -9,7 +9,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 from kvproof import cli
 from kvproof.errors import CheckerError, UsageError
 from kvproof.invariants.catalogue import CATALOGUE, by_id
-from kvproof.review import content, digests, machine, site, status
+from kvproof.review import content, digests, site, status
 from kvproof.review.grounds import GROUNDS
 from kvproof.review.status import CHECKS, Said, Status, Word
 from kvproof.spec.rules import chunk
@@ -52,12 +51,33 @@ def test_a_result_is_stale_once_its_rule_has_changed() -> None:
     assert not fresh.stale("fuzz 0.33.0")
     assert old.stale("fuzz 0.33.0")
     assert fresh.stale("prove"), "what was never run"
-    (line,) = [one for one in content._lines(entry.id, old) if one.checker == "fuzz, vLLM 0.33.0"]
+    (line,) = [one for one in content.lines(entry.id, old) if one.checker == "fuzz, vLLM 0.33.0"]
     assert line.stale
     assert line.colour == "stale"
     (recorded,) = [one for one in entry_of(entry.id, old).lines if one.checker == "fuzz, vLLM 0.33.0"]
-    assert (recorded.stale, recorded.colour) == (True, "known"), "what is on record stands by itself"
+    assert (recorded.stale, recorded.colour) == ("the rule has changed since", "known"), (
+        "what is on record stands by itself"
+    )
     assert "the rule has changed since" in site.pages(content.entries(old), old)["slot.html"]
+
+
+def test_a_refutation_that_says_not_what_an_engine_showed_is_stale() -> None:
+    """What it is known as hangs on that: :func:`kvproof.shipped.on_record`."""
+    run, claim = "prove --on 0.26.0", "MAMBA.estimate-not-negative"
+
+    def stored(verdict: str, name: str = claim, **data: object) -> Status:
+        return said(run, Word("proof", name, verdict, "info", data={"scope": "", **data}))
+
+    bare = stored("refuted (known: ADMIT.exact mamba-estimate-negative-and-below-taken)")
+    assert bare.stale(run)
+    (line,) = [one for one in entry_of("ADMIT.exact", bare).lines if one.checker == f"{run}: {claim}"]
+    assert line.told.endswith("(stored without what a whole engine showed)")
+    assert "did not show it" not in line.told, "which is not known"
+    ((_, ((_, today),)),) = content.claims(bare)
+    assert today.verdict == line.told
+    assert not stored("refuted", shown=[]).stale(run)
+    assert not stored("proved").stale(run)
+    assert not stored("refuted", "SLOT.two-chunks").stale(run), "no engine is asked of a rule of ours"
 
 
 def test_a_digest_covers_the_rules_that_are_asked_and_no_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,49 +277,6 @@ def test_no_link_leads_nowhere_and_nothing_is_loaded(built_site: Path) -> None:
             file, _, anchor = href.partition("#")
             assert (file or name) in read, f"{name} links to {href}"
             assert not anchor or anchor in read[file or name].ids, f"{name} links to {href}"
-
-
-def test_the_diagram_has_every_change_of_status_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = machine.arrows()
-    monkeypatch.setattr(machine, "STATES_LOOKED_AT", 2 * machine.STATES_LOOKED_AT)
-    assert machine.arrows() == first
-    drawn = machine.diagram(first)
-    assert drawn.count("<line") == len(first)
-    assert {arrow.before for arrow in first} | {arrow.after for arrow in first} == set(machine._PLACES)
-
-
-def test_every_arrow_goes_from_border_to_border_of_its_boxes_and_through_no_other() -> None:
-    arrows = machine.arrows()
-    drawn = ElementTree.fromstring(machine.diagram(arrows))
-    names = [text.text for text in drawn.iter("text") if text.get("class") == "name"]
-    boxes = dict(zip(names, map(_box, drawn.iter("rect")), strict=True))
-    lines = [[float(line.get(end, "")) for end in ("x1", "y1", "x2", "y2")] for line in drawn.iter("line")]
-    assert len(boxes) == 5
-    for arrow, (x1, y1, x2, y2) in zip(arrows, lines, strict=True):
-        assert abs(_outside(boxes[arrow.before], x1, y1)) < 0.1, f"{arrow} does not begin on its box's border"
-        assert abs(_outside(boxes[arrow.after], x2, y2)) < 0.1, f"{arrow} does not end on its box's border"
-        for part in range(1, 200):
-            x, y = x1 + (x2 - x1) * part / 200, y1 + (y2 - y1) * part / 200
-            under = [name for name, box in boxes.items() if _outside(box, x, y) < 0]
-            assert not under, f"{arrow} runs under {under}"
-
-
-def _box(rect: ElementTree.Element) -> tuple[float, float, float, float]:
-    x, y, width, height = (float(rect.get(name, "")) for name in ("x", "y", "width", "height"))
-    return x, y, x + width, y + height
-
-
-def _outside(box: tuple[float, float, float, float], x: float, y: float) -> float:
-    """How far a point is outside a box; 0 on its border, negative within."""
-    left, top, right, bottom = box
-    return max(left - x, x - right, top - y, y - bottom)
-
-
-def test_every_action_says_what_it_does_and_when() -> None:
-    for action in machine.actions():
-        assert action.does.endswith(".")
-        assert action.guard
-        assert f"def {action.name}" in action.source
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")

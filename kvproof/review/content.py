@@ -15,17 +15,17 @@ from kvproof import engines, findings, report
 from kvproof.errors import CheckerError
 from kvproof.invariants.catalogue import CATALOGUE, FAMILIES
 from kvproof.invariants.invariant import Invariant
-from kvproof.review import causes
+from kvproof.review import causes, mirrors
 from kvproof.review.causes import Record, SeenOn
 from kvproof.review.digests import closure
 from kvproof.review.examples import Example, example
-from kvproof.review.grounds import GROUNDS, MIRRORS
+from kvproof.review.grounds import GROUNDS
 from kvproof.review.helpers import helpers
+from kvproof.review.mirrors import REPOSITORY, Mirror
 from kvproof.review.refuted import Refutation, settled
-from kvproof.review.status import RELEASES, Said, Status, Word, current
+from kvproof.review.status import RELEASES, Said, Status, Word, old
 from kvproof.severity import harm
 
-REPOSITORY = "https://github.com/vllm-project/vllm"
 RULES = ("radix", "chunk", "checkpoint", "slots", "blocks", "hits", "ledger", "reuse")
 _CONTAMINATES = {
     True: "what follows a violation in the same run proves nothing: judging ends there",
@@ -35,18 +35,24 @@ _CONTAMINATES = {
 
 @dataclass(frozen=True)
 class Line:
-    """A checker's word on an invariant. ``mark`` is a word of one of the site's colours; ``records`` are what it is on
-    record as. ``premises`` is how many a proof has, ``recorded`` whether anything is on record there."""
+    """A checker's word on an invariant. ``mark`` is a word of one of the site's colours; ``stale`` says why it is old
+    (empty: it is not); ``records`` are what it is on record as. ``premises`` is how many a proof has, ``recorded``
+    whether anything is on record there."""
 
     checker: str
     verdict: str
     words: str
     mark: str
     made: str
-    stale: bool
+    stale: str
     records: tuple[Record, ...] = ()
     premises: int = 0
     recorded: bool = False
+
+    @property
+    def told(self) -> str:
+        """The verdict as it is told: on its page, and where two releases are compared."""
+        return told(self.verdict, self.stale)
 
     @property
     def colour(self) -> str:
@@ -98,7 +104,7 @@ class RuleModule:
     name: str
     text: str
     functions: tuple[tuple[str, str], ...]
-    mirrors: tuple[str, ...]
+    mirrors: tuple[Mirror, ...]
 
 
 def anchor(invariant: str) -> str:
@@ -150,7 +156,7 @@ def _entry(invariant: Invariant, status: Status, records: Sequence[Record]) -> E
         example=shown,
         mutants=_mutants(invariant.id, shown, status),
         smallest=_smallest(invariant.id, status),
-        lines=tuple(_lines(invariant.id, status, seen, records)),
+        lines=tuple(lines(invariant.id, status, seen, records)),
         seen=seen,
         records=tuple(record for record in records if record.source.invariant == invariant.id),
     )
@@ -177,22 +183,39 @@ NOT_RUN = "not run"
 """The verdict where no result is stored."""
 
 
-def _lines(name: str, status: Status, seen: Sequence[SeenOn] = (), records: Sequence[Record] = ()) -> list[Line]:
+def told(verdict: str, stale: str) -> str:
+    """A verdict, and why it is old if it is."""
+    return f"{verdict} ({stale})" if stale else verdict
+
+
+def lines(
+    name: str,
+    status: Status,
+    seen: Sequence[SeenOn] = (),
+    records: Sequence[Record] = (),
+    releases: Sequence[str] = RELEASES,
+) -> list[Line]:
+    """What is said of an invariant, the specification and the reference engine first, then ``releases``."""
     on = {one.subject: one for one in seen}
-    lines = []
+    made = []
 
     def searched(subject: str, run: str, checker: str) -> list[Line]:
         said = _line(status, run, "invariant", name, checker)
         return [_as_recorded(line, on[subject]) if subject in on else line for line in said]
 
     for claim in GROUNDS.get(name, ()):
-        lines += _line(status, "prove", "proof", claim, f"prove: {claim}")
-    lines += searched(findings.SPECIFICATION, "explore", "explore")
-    lines += searched(findings.REFERENCE, "fuzz reference", "fuzz, reference engine")
-    for release in RELEASES:
-        lines += searched(release, f"fuzz {release}", f"fuzz, vLLM {release}")
-        lines += _shipped(name, release, status, records)
-    return lines
+        made += _line(status, "prove", "proof", claim, f"prove: {claim}")
+    made += searched(findings.SPECIFICATION, "explore", "explore")
+    made += searched(findings.REFERENCE, "fuzz reference", "fuzz, reference engine")
+    for release in releases:
+        made += searched(release, f"fuzz {release}", fuzzed(release))
+        made += _shipped(name, release, status, records)
+    return made
+
+
+def fuzzed(release: str) -> str:
+    """What the search of a release is called."""
+    return f"fuzz, vLLM {release}"
 
 
 def _as_recorded(line: Line, seen: SeenOn) -> Line:
@@ -244,10 +267,9 @@ def _line(status: Status, run: str, kind: str, name: str, checker: str) -> list[
     said = status.runs.get(run)
     word = said.of(kind, name) if said is not None else None
     if said is None or word is None:
-        return [Line(checker, NOT_RUN, "no result is stored", "open", "", False)]
-    stale = bool(word.digest) and word.digest != current(word)
+        return [Line(checker, NOT_RUN, "no result is stored", "open", "", "")]
     verdict, count = report.in_words(word.verdict, word.data), report.premises(word.verdict, word.data)
-    return [Line(checker, verdict, _coverage(word), _mark(word), _made(said), stale, premises=count)]
+    return [Line(checker, verdict, _coverage(word), _mark(word), _made(said), old(word), premises=count)]
 
 
 def _mark(word: Word) -> str:
@@ -303,7 +325,7 @@ def _smallest(name: str, status: Status) -> str:
 # -- rules and words ---------------------------------------------------------------------------------------------------
 
 
-def rule_modules() -> list[RuleModule]:
+def rule_modules(status: Status) -> list[RuleModule]:
     made = []
     for name in RULES:
         module: Any = importlib.import_module(f"kvproof.spec.{'' if name == 'radix' else 'rules.'}{name}")
@@ -313,7 +335,7 @@ def rule_modules() -> list[RuleModule]:
             if getattr(part, "__module__", "") == module.__name__ and (inspect.isclass(part) or callable(part))
             and not part.__qualname__.startswith("_")
         ]  # fmt: skip
-        made.append(RuleModule(name, inspect.getdoc(module) or "", tuple(parts), MIRRORS.get(name, ())))
+        made.append(RuleModule(name, inspect.getdoc(module) or "", tuple(parts), mirrors.of(name, status.mirrors)))
     return made
 
 
@@ -323,20 +345,24 @@ def glossary() -> Mapping[str, str]:
     return dict(line.split(": ", 1) for line in text.splitlines() if line)
 
 
-def claims(status: Status) -> list[tuple[str, list[tuple[Word, Refutation]]]]:
-    """Stored proofs with what they say today, by run: those of the rules first, then those about releases."""
+def claims(status: Status, releases: Sequence[str] = RELEASES) -> list[tuple[str, list[tuple[Word, Refutation]]]]:
+    """Stored proofs with what they say today, by run: those of the rules first, then those about ``releases``."""
     records = causes.records()
-    runs = {"prove": "", **{f"prove --on {release}": release for release in RELEASES}}
+
+    def words(run: str) -> list[Word]:
+        return [word for word in status.runs[run].words if word.kind == "proof"]
+
+    runs = {"prove": "", **{f"prove --on {release}": release for release in releases}}
     return [
-        (run, [(word, _today(word, release, records)) for word in status.runs[run].words if word.kind == "proof"])
+        (run, [(word, _today(word, release, records, marked=True)) for word in words(run)])
         for run, release in runs.items()
         if run in status.runs
     ]
 
 
-def _today(word: Word, release: str, records: Sequence[Record]) -> Refutation:
-    """A rule of ours that is refuted is on no record: only a wrong rule must be."""
+def _today(word: Word, release: str, records: Sequence[Record], marked: bool = False) -> Refutation:
+    """A rule of ours that is refuted is on no record: only a wrong rule must be. ``marked``: the verdict says if it is
+    old."""
     today = settled(word, release, records) if release else Refutation(word.verdict, word.outcome)
-    if word.verdict.startswith("refuted"):
-        return today
-    return replace(today, verdict=report.in_words(word.verdict, word.data))
+    verdict = today.verdict if word.verdict.startswith("refuted") else report.in_words(word.verdict, word.data)
+    return replace(today, verdict=told(verdict, old(word)) if marked else verdict)

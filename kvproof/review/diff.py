@@ -1,8 +1,8 @@
 """What changed between two releases of vLLM, or between two commits of this specification: what a reviewer reads first.
 
-Of two releases: the functions that our rules mirror and that are not the same, to be read again; claims and invariants
-on which the stored verdicts differ; findings on record that one has and the other has not. Of two commits: sentences,
-predicates, rules and actions of the machine, and stored verdicts.
+Of two releases: the functions that our rules mirror and that are not the same, to be read again; those that say the
+same under other names; claims and invariants on which the stored verdicts differ; findings that are on record for one
+only. Of two commits: sentences, predicates, rules and actions of the machine, and stored verdicts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import re
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,35 +20,42 @@ import msgspec
 
 from kvproof import findings, subjects
 from kvproof.errors import UsageError
+from kvproof.review import mirrors, verdicts
 from kvproof.review import status as stored
 from kvproof.review.grounds import MIRRORS
-from kvproof.review.sources import Changed, Function, changes, functions, parsed, release_files
-from kvproof.review.status import Said, Status, Word
+from kvproof.review.renames import Files, Renamed, Renames
+from kvproof.review.sources import Changed, changes, functions, parsed, release_files
+from kvproof.review.status import Said, Status
+from kvproof.review.verdicts import Verdict
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A checker's word on one thing, on either side."""
+class OnRecord:
+    """Findings on record for one side only, and what is known of them on the other: that is ``asked``."""
 
-    checker: str
-    id: str
-    before: str
-    after: str
+    side: str
+    identities: tuple[tuple[str, str], ...]
+    asked: str
+
+    @property
+    def heading(self) -> str:
+        return f"on record for {self.side} only ({self.asked})"
 
 
 @dataclass
 class Difference:
-    """Everything that differs. ``sources`` are by what they belong to; ``missing`` says what could not be compared."""
+    """Everything that differs. ``sources`` are by what they belong to, and so is what is ``renamed``; ``missing`` says
+    what could not be compared."""
 
     before: str
     after: str
     sources: dict[str, list[Changed]] = field(default_factory=dict)
+    renamed: list[Renamed] = field(default_factory=list)
     sentences: list[tuple[str, str, str]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
-    gone: list[tuple[str, str]] = field(default_factory=list)
-    new: list[tuple[str, str]] = field(default_factory=list)
+    records: list[OnRecord] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     def heading(self, module: str) -> str:
@@ -59,14 +66,30 @@ class Difference:
             return f"{module} (what {place} mirrors in vLLM)"
         return f"{module} ({', '.join(ROOMS[module])})"
 
+    def href(self, change: Changed) -> str:
+        """Where a changed function is to be read; empty where that is no release."""
+        side, where = (self.after, change.after) if change.after else (self.before, change.before)
+        release = side.removeprefix("vllm==")
+        return mirrors.link(release, where.file, where.line) if where and release != side else ""
+
     def counts(self) -> dict[str, int]:
         return {
             "sources": sum(map(len, self.sources.values())),
+            "renamed": len(self.renamed),
             "sentences": len(self.sentences),
             "verdicts": len(self.verdicts),
-            "gone": len(self.gone),
-            "new": len(self.new),
+            "records": sum(len(one.identities) for one in self.records),
         }
+
+    def compare(self, before: Files, after: Files, modules: Mapping[str, Sequence[str]]) -> None:
+        """Take down how functions differ, those ``modules`` by module."""
+        old, new = functions(before), functions(after)
+        renames = Renames(before, after)
+        for module, names in modules.items():
+            changed, renamed = renames.apart(changes(old, new, names))
+            self.renamed += renamed
+            if changed:
+                self.sources[module] = changed
 
 
 def diff(before: str, after: str, status: Status, root: Path, progress: Progress) -> Difference:
@@ -85,35 +108,42 @@ def diff(before: str, after: str, status: Status, root: Path, progress: Progress
 
 def _releases(before: subjects.Target, after: subjects.Target, status: Status, progress: Progress) -> Difference:
     made = Difference(before.text, after.text)
-    old, new = (functions(release_files(_tree(target, progress))) for target in (before, after))
-    for module, names in MIRRORS.items():
-        if found := changes(old, new, names):
-            made.sources[module] = found
+    targets = before, after
+    old, new = (release_files(_tree(target, progress)) for target in targets)
+    made.compare(old, new, MIRRORS)
+    made.verdicts = verdicts.differences(*(verdicts.of_release(target.release, status) for target in targets))
     for run in ("prove --on", "fuzz"):
-        sides = [status.runs.get(f"{run} {target.release}") for target in (before, after)]
-        made.verdicts += _verdicts(run, sides)
         made.missing += [
             f"no result of kvproof {run} {target.text} is stored: {_way_out(f'{run} {target.release}')}"
-            for target, said in zip((before, after), sides, strict=True)
-            if said is None
+            for target in targets
+            if f"{run} {target.release}" not in status.runs
         ]
     records = findings.load()
-    there, then = (findings.known_for(records, target.release).identities for target in (before, after))
-    seen = [_shown(status.runs.get(f"fuzz {target.release}")) for target in (before, after)]
-    made.gone, made.new = sorted(there - then - seen[1]), sorted(then - there - seen[0])
+    unasked = [target for target in targets if not findings.names(records, target.release)]
+    for target in dict.fromkeys(unasked):
+        made.missing.append(f"findings: no record names {target.text}, so none says that one is there, or is not")
+    if not unasked:
+        sides = _only(before, after, records, status), _only(after, before, records, status)
+        made.records = [one for one in sides if one.identities]
     return made
+
+
+def _only(one: subjects.Target, other: subjects.Target, records: Sequence[findings.Record], status: Status) -> OnRecord:
+    """What is on record for ``one`` and was neither put on record for the ``other`` nor seen there."""
+    there, then = (findings.known_for(records, target.release).identities for target in (one, other))
+    said = status.runs.get(f"fuzz {other.release}")
+    return OnRecord(one.text, tuple(sorted(there - then - verdicts.shown(said))), _asked(other.text, said))
+
+
+def _asked(text: str, said: Said | None) -> str:
+    if said is None:
+        return f"no search of {text} is stored"
+    return f"the stored search of {text}, {said.command}, {said.made}, came across none of these"
 
 
 def _way_out(check: str) -> str:
     known = any(one.name == check for one in stored.CHECKS)
     return f"kvproof spec refresh '{check}'" if known else f"results are kept of {', '.join(stored.RELEASES)} only"
-
-
-def _shown(said: Said | None) -> frozenset[tuple[str, str]]:
-    """What a stored search came across, on record or not: what is not on record yet is not gone."""
-    words = said.words if said is not None else []
-    told = [word.id.split(" ", 1) for word in words if word.kind == "finding" and not word.verdict.startswith("gone")]
-    return frozenset((invariant, cause) for invariant, cause in told)
 
 
 def _tree(target: subjects.Target, progress: Progress) -> Path:
@@ -124,23 +154,6 @@ def _tree(target: subjects.Target, progress: Progress) -> Path:
     from kvproof.impl.vllm.fetch import release_tree
 
     return release_tree(target.release, progress=progress)
-
-
-def _verdicts(run: str, sides: Sequence[Said | None]) -> Iterator[Verdict]:
-    """Where two runs say different things: holds, broken, or not judged. How often something was counted is no
-    difference."""
-    before, after = sides
-    if before is None or after is None:
-        return
-    for word in before.words:
-        other = after.of(word.kind, word.id)
-        if word.kind in ("proof", "invariant") and other is not None and _side(word) != _side(other):
-            yield Verdict(run, word.id, word.verdict, other.verdict)
-
-
-def _side(word: Word) -> str:
-    broken = word.verdict.startswith(("broken", "refuted"))
-    return "broken" if broken else "holds" if word.outcome == "pass" else "not judged"
 
 
 # -- two commits -------------------------------------------------------------------------------------------------------
@@ -163,17 +176,16 @@ def _commits(before: str, after: str, root: Path) -> Difference:
             f"neither {before} nor {after} has a specification: {root.resolve()} is no checkout of kvproof"
         )
     for room in ROOMS:
-        old, new = (functions(side[room]) for side in rooms)
-        if found := changes(old, new, sorted(old.keys() | new.keys())):
-            made.sources[room] = found
+        before_room, after_room = (side[room] for side in rooms)
+        names = sorted(functions(before_room).keys() | functions(after_room).keys())
+        made.compare(before_room, after_room, {room: names})
     old_entries, new_entries = (_sentences(side["predicates"]) for side in rooms)
     for name in sorted(old_entries.keys() | new_entries.keys()):
         pair = old_entries.get(name, ""), new_entries.get(name, "")
         if pair[0] != pair[1]:
             made.sentences.append((name, *pair))
     statuses = [_status_at(commit, root) for commit in commits]
-    for run in sorted(statuses[0].runs.keys() & statuses[1].runs.keys()):
-        made.verdicts += _verdicts(run, [status.runs[run] for status in statuses])
+    made.verdicts = verdicts.differences(*map(verdicts.of_commit, statuses))
     for text, side, status in zip((before, after), rooms, statuses, strict=True):
         files = [file for found in side.values() for file in found]
         made.missing += [f"{name} of {text}, which is no Python" for name, code in files if parsed(code) is None]
@@ -263,10 +275,11 @@ def as_text(made: Difference) -> str:
     parts = [f"{made.before} → {made.after}"]
     for verdict in made.verdicts:
         parts.append(f"  {verdict.checker}: {verdict.id}: {verdict.before} → {verdict.after}")
-    if made.gone or made.new:
-        parts.append(f"\n{RECORDS}")
-    parts += [f"  gone: {invariant} ({cause})" for invariant, cause in made.gone]
-    parts += [f"  new: {invariant} ({cause})" for invariant, cause in made.new]
+    for records in made.records:
+        parts.append(f"\nfindings {records.heading}:")
+        parts += [f"  {invariant} ({cause})" for invariant, cause in records.identities]
+    if made.records:
+        parts.append(RECORDS)
     for name, old, new in made.sentences:
         parts.append(f"  {name}: {old or '(none)'} → {new or '(none)'}")
     for module, found in made.sources.items():
@@ -277,14 +290,20 @@ def as_text(made: Difference) -> str:
             parts += [f"      {part}" for line in lines[:MOST_LINES] for part in _wrapped(line)]
             if len(lines) > MOST_LINES:
                 parts.append(f"      … {len(lines) - MOST_LINES} lines more: --html FILE writes all of them")
+    if made.renamed:
+        parts.append(f"\n{RENAMED}")
+    parts += [f"  {one.change.name}  {one.change.place}: {one.told}" for one in made.renamed]
     parts += [f"not compared: {text}" for text in made.missing]
     if len(parts) == 1:
         parts.append("  nothing differs")
     return "\n".join(parts) + "\n"
 
 
-RECORDS = "findings, by the records in findings/ (gone: on record for the first only; new: for the second only):"
-"""What gone and new mean. What a stored search of the other side came across is neither."""
+RECORDS = (
+    "What is not on record for a release may be wrong there all the same: kvproof replay findings/FILE --on RELEASE"
+)
+"""Said below such findings."""
+RENAMED = "the same under other names, and not to be read again:"
 
 
 def _wrapped(line: str) -> list[str]:
@@ -295,4 +314,4 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, MOST_CHARACTERS, subsequent_indent=line[:1] + " " * (indent + 8))
 
 
-__all__ = ["Difference", "Function", "Verdict", "as_text", "diff"]
+__all__ = ["Difference", "OnRecord", "as_text", "diff"]

@@ -78,6 +78,7 @@ MIRRORS: Mapping[str, tuple[str, ...]] = {
         "SingleTypeKVCacheManager.reachable_block_mask",
         "SlidingWindowManager.reachable_block_mask",
         "KVCacheCoordinator.get_replay_boundaries",
+        "replay_boundaries",
         "HybridKVCacheCoordinator.get_num_cacheable_tokens",
     ),
     "machine": (

@@ -6,33 +6,79 @@ action brings about is an arrow.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproof.models.explore.scopes import SCOPES
 from kvproof.models.explore.shard import Shard
+from kvproof.review.told import marked
+from kvproof.spec.machine.device import Device
 from kvproof.spec.machine.machine import Machine
+from kvproof.spec.machine.schedule import Schedule
 from kvproof.spec.machine.world import ARRIVED, LOADING, RUNNING, WAITING, World
 
 STATES_LOOKED_AT = 900
-"""Of each world: enough for every change of status that it has (a test says so)."""
-WORLDS = ("tiny", "store")
+"""Of each world: enough for every change of status that it has."""
+WORLDS = ("store", "acceptance")
+"""Which have every change of status that any world has (a test says so)."""
 NAMES = {WAITING: "waiting", LOADING: "loading", ARRIVED: "arrived", RUNNING: "running"}
 NOWHERE = "not there"
+STATUSES = {
+    NOWHERE: "It has not been sent yet, or it has ended; it holds no block.",
+    "waiting": "It holds no block. What a preempted one has computed it computes again.",
+    "loading": "It waits, with blocks, for a load from a store.",
+    "arrived": "Its load has come; it keeps its blocks until a step lets it run.",
+    "running": "It has blocks, and computes tokens in each step that has room for it.",
+}
+"""What each means, in the order of a request's life."""
+WHY = {
+    (NOWHERE, "waiting", "submit"): "it is sent",
+    ("waiting", "loading", "step"): "there is room for it, and a store brings what it lacks",
+    ("waiting", "running", "step"): "there is room for it",
+    ("waiting", NOWHERE, "step"): "there is room for it, and its first token is its last",
+    ("waiting", NOWHERE, "abort"): "its client goes away",
+    ("loading", "arrived", "step"): "the load has come",
+    ("loading", "waiting", "step"): "the load has failed, and its blocks are let go",
+    ("loading", NOWHERE, "abort"): "its client goes away; the load goes on, and keeps the blocks until it is over",
+    ("arrived", "running", "step"): "there is room for it",
+    ("arrived", NOWHERE, "abort"): "its client goes away",
+    ("running", "waiting", "step"): "its blocks are needed, or a load that it ran with did not come",
+    ("running", "waiting", "preempt"): "it is made to let go of its blocks",
+    ("running", NOWHERE, "step"): "it has said its last token",
+    ("running", NOWHERE, "abort"): "its client goes away",
+}
+"""What brings a change about, by what happens."""
+PARTS: tuple[tuple[str, Callable[..., object]], ...] = (
+    ("The scheduler goes through those that run, then through those that wait", Schedule.run),
+    ("One that runs goes on, or another gives way to it", Schedule._advance),
+    ("One that waits is let in, at the boundary where it resumes", Schedule._admit),
+    ("Where it resumes: what is hit, and what a store brings on top", Schedule._resume_point),
+    ("Where its chunk ends", Schedule._cut),
+    ("Its blocks are taken, if they are there", Schedule._take),
+    ("A load begins", Schedule._load),
+    ("The device copies blocks, moves states and computes", Device.run),
+    ("What a load brings is written", Device.load),
+    ("What was sampled becomes known, and blocks are let go", Machine._take_in),
+    ("A load is over", Machine._land),
+)
+"""Of a step: what it is made of, in words."""
 ACTIONS = ("submit", "step", "finish", "abort", "preempt", "evict", "reset")
 
 
 @dataclass(frozen=True)
 class Action:
-    """An action of the machine: what it says of itself, when it may happen, and the source of its effect."""
+    """An action of the machine: what it says of itself, when it may happen, and the source of its effect. ``parts`` are
+    what it is made of, in order: what happens, whose it is, and the source."""
 
     name: str
     does: str
     guard: str
     source: str
+    parts: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,17 +90,56 @@ class Arrow:
     actions: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Status:
+    """A status of a request: what it means, and where it leads: to which, by which action, and why."""
+
+    name: str
+    means: str
+    ways: tuple[tuple[str, str, str], ...]
+
+
+def statuses(arrows: Sequence[Arrow]) -> list[Status]:
+    """Every status with the arrows that begin there. Raises ``KeyError`` for one of which nothing is said."""
+    order = list(STATUSES)
+    return [
+        Status(
+            name,
+            means,
+            tuple(
+                (one.after, action, WHY[name, one.after, action])
+                for one in sorted(arrows, key=lambda one: (one.after == NOWHERE, order.index(one.after)))
+                if one.before == name
+                for action in one.actions
+            ),
+        )
+        for name, means in STATUSES.items()
+    ]
+
+
 def actions() -> list[Action]:
     """Every action, in the order of :data:`ACTIONS`. What happens without a guard may happen at any time."""
     found = []
     for name in ACTIONS:
         method = getattr(Machine, name)
-        said = " ".join((inspect.getdoc(method) or "").replace("``", "").split())
+        said = " ".join((inspect.getdoc(method) or "").split())
         guard = re.search(r"Guard: (.*?\.)(?: |$)", said)
         does = said.replace(guard.group(0), "").strip() if guard else said
-        source = textwrap.dedent(inspect.getsource(method))
-        found.append(Action(name, does, guard.group(1) if guard else "always", source))
+        when = guard.group(1) if guard else "none: it may happen at any time."
+        parts = [(told, part.__qualname__, _source(part)) for told, part in (PARTS if name == "step" else ())]
+        found.append(Action(name, marked(does), marked(when), _source(method), tuple(parts)))
     return found
+
+
+def _source(method: Callable[..., object]) -> str:
+    """A method without what it says of itself, which stands above it."""
+    text = textwrap.dedent(inspect.getsource(method))
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.FunctionDef)
+    if ast.get_docstring(node) is None:
+        return text
+    said, lines = node.body[0], text.splitlines(keepends=True)
+    return "".join([*lines[: said.lineno - 1], *lines[said.end_lineno :]])
 
 
 def arrows() -> list[Arrow]:

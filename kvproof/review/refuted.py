@@ -9,7 +9,7 @@ from typing import Any
 from kvproof import engines, findings
 from kvproof.review.causes import Record
 from kvproof.review.status import Word
-from kvproof.shipped import UNSHOWN, on_record
+from kvproof.shipped import REFUTED_KNOWN, on_record
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ def settled(word: Word, release: str, known: Sequence[Record]) -> Refutation:
     if not found.identities:
         return Refutation("refuted", "fail")
     records = tuple(one for one in here if one.source.identity in found.identities)
-    verdict = "refuted (known)" if found.shown else f"refuted (known, {UNSHOWN})"
+    # Where it is not stored what a whole engine showed, nothing is said of that.
+    verdict = found.verdict if "shown" in word.data else REFUTED_KNOWN
     return Refutation(verdict, "info", records, since=word.outcome == "fail")
 
 

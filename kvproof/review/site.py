@@ -13,10 +13,9 @@ from markupsafe import Markup
 
 from kvproof import findings
 from kvproof.errors import UsageError
-from kvproof.review import content, machine
+from kvproof.review import content, diff, machine, mirrors, told
 from kvproof.review.diff import Difference
-from kvproof.review.grounds import MIRRORS
-from kvproof.review.status import CHECKS, RELEASES, Status
+from kvproof.review.status import CHECKS, PLACES, RELEASES, Status
 from kvproof.revision import revision
 from kvproof.scenario_file import write_whole
 
@@ -47,7 +46,7 @@ def build(out: Path, status: Status) -> dict[str, int]:
         except OSError as error:
             raise UsageError(f"can't write {out / name}: {error.strerror or error}") from error
     lines = [line for entry in entries for line in entry.lines]
-    stale, not_run = sum(line.stale for line in lines), sum(content.NOT_RUN in line.verdict for line in lines)
+    stale, not_run = sum(bool(line.stale) for line in lines), sum(content.NOT_RUN in line.verdict for line in lines)
     counts = {"pages": len(made) - 1, "invariants": len(entries), "results": len(status.runs), "stale": stale}
     return {**counts, "not_run": not_run}
 
@@ -55,15 +54,16 @@ def build(out: Path, status: Status) -> dict[str, int]:
 def note(status: Status) -> str:
     """Which checks are stale or were not run, and what to do about it, in a line; empty where that is none."""
     missing = [check.name for check in CHECKS if check.name not in status.runs]
+    missing += [PLACES] if status.misplaced() else []
     stale = [
         check.name
         for check in CHECKS
         if check.name not in missing and (status.stale(check.name) or status.lacking(check.name))
     ]
-    told = [
+    parts = [
         f"{what}: {', '.join(names)}" for what, names in (("older than a rule", stale), ("not run", missing)) if names
     ]
-    return f"stored results: {'; '.join(told)}. To run these again: kvproof spec refresh" if told else ""
+    return f"stored results: {'; '.join(parts)}. To run these again: kvproof spec refresh" if parts else ""
 
 
 def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:
@@ -84,10 +84,10 @@ def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:
         STYLE: _templates().get_template(STYLE).render(),
         "index.html": page("index.html.jinja", "kvproof: the specification", by_family=families, status=status,
                            columns=COLUMNS),
-        "rules.html": page("rules.html.jinja", "Rules", modules=content.rule_modules()),
+        "rules.html": page("rules.html.jinja", "Rules", modules=content.rule_modules(status)),
         "machine.html": page(
-            "machine.html.jinja", "The abstract machine", actions=machine.actions(), arrows=arrows,
-            diagram=Markup(machine.diagram(arrows)), mirrors=MIRRORS["machine"],
+            "machine.html.jinja", "The abstract machine", actions=machine.actions(), statuses=machine.statuses(arrows),
+            diagram=Markup(machine.diagram(arrows)), mirrors=mirrors.of("machine", status.mirrors),
         ),
         "proofs.html": page("proofs.html.jinja", "Proofs", runs=content.claims(status), status=status),
         "glossary.html": page("glossary.html.jinja", "Glossary", terms=content.glossary()),
@@ -100,7 +100,7 @@ def pages(entries: Sequence[content.Entry], status: Status) -> dict[str, str]:
 def diff_page(made: Difference) -> str:
     """What differs, as one file with everything in it."""
     style = Markup(_templates().get_template(STYLE).render())
-    return _templates().get_template("diff.html.jinja").render(made=made, style=style)
+    return _templates().get_template("diff.html.jinja").render(made=made, style=style, told=diff)
 
 
 @functools.cache
@@ -114,6 +114,7 @@ def _templates() -> Environment:
         autoescape=lambda name: name is not None and name != STYLE,
     )
     environment.filters["cell"] = _cell
+    environment.filters["marked"] = told.marked
     return environment
 
 

@@ -46,16 +46,16 @@ class Changed:
 
 def functions(files: Iterable[tuple[str, str]]) -> dict[str, Function]:
     """What ``files`` (names and texts) define: functions by name, methods as ``Class.method``. Where several have one
-    name, the first counts. A file that is no Python is passed over."""
+    name, the first counts that is no declaration of a type alone. A file that is no Python is passed over."""
     found: dict[str, Function] = {}
     for file, text in files:
         tree = parsed(text)
         for node in tree.body if tree is not None else ():
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef) and not _is_overload(node):
                 found.setdefault(node.name, _function(file, node))
             elif isinstance(node, ast.ClassDef):
                 for member in node.body:
-                    if isinstance(member, ast.FunctionDef):
+                    if isinstance(member, ast.FunctionDef) and not _is_overload(member):
                         found.setdefault(f"{node.name}.{member.name}", _function(file, member))
     return found
 
@@ -66,6 +66,10 @@ def parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError):  # of a null byte some versions say the latter
         return None
+
+
+def _is_overload(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(one).rpartition(".")[2] == "overload" for one in node.decorator_list)
 
 
 def _function(file: str, node: ast.FunctionDef) -> Function:

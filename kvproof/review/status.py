@@ -1,4 +1,5 @@
-"""What checkers said last, in one file, with the digest of the rule that each spoke of.
+"""What checkers said last, in one file, with the digest of the rule that each spoke of; and where in vLLM the functions
+are that our rules mirror.
 
 A word about a rule that has changed since is *stale*: the site says so, and a test fails. ``kvproof spec refresh`` runs
 again what is stale or missing.
@@ -23,7 +24,9 @@ from kvproof.errors import CheckerError, UsageError, require_file
 from kvproof.invariants.catalogue import CATALOGUE
 from kvproof.locking import locked
 from kvproof.report import Outcome
+from kvproof.review import mirrors
 from kvproof.review.digests import digest
+from kvproof.review.mirrors import Place
 from kvproof.revision import revision
 from kvproof.scenario_file import write_whole
 
@@ -31,6 +34,8 @@ FILE = "kvproof/review/status.json"
 """Where the stored results are in a checkout."""
 VERSION = 1
 RELEASES = ("0.26.0", "0.27.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
+PLACES = "mirrors"
+"""What finding these places again is called among the checks."""
 KEPT = ("invariant", "proof", "mutant", "run", "finding")
 _FUZZ = ("--seed", "1", "--workers", "2")
 
@@ -91,15 +96,16 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct):
-    """All runs that are stored, by name."""
+    """All runs that are stored, by name, and the place of every function that rules mirror."""
 
     kvproof_status: int
     runs: dict[str, Said]
+    mirrors: dict[str, Place] = {}
 
     def stale(self, name: str) -> bool:
-        """Whether there is no such run, or a rule or claim that it spoke of has changed."""
+        """Whether there is no such run, or a word of it is :func:`old`."""
         said = self.runs.get(name)
-        return said is None or any(word.digest and word.digest != current(word) for word in said.words)
+        return said is None or any(old(word) for word in said.words)
 
     def lacking(self, name: str) -> list[str]:
         """Invariants that a search or an exploration says nothing of: they are newer than it."""
@@ -107,6 +113,10 @@ class Status(msgspec.Struct):
         if said is None or name not in _ON_EVERY_INVARIANT:
             return []
         return [entry.id for entry in CATALOGUE if said.of("invariant", entry.id) is None]
+
+    def misplaced(self) -> bool:
+        """Whether a function that rules mirror is missing, or a newer release is looked at than they are placed in."""
+        return mirrors.stale(self.mirrors, RELEASES[-1])
 
 
 def stored_file() -> Path:
@@ -148,6 +158,17 @@ def current(word: Word) -> str:
     return _digests().get((word.kind, word.id), "gone")
 
 
+def old(word: Word) -> str:
+    """Why a word is older than what is asked of it today; empty where it is not."""
+    if word.digest and word.digest != current(word):
+        return "the rule has changed since"
+    # What is refuted of a release's function is replayed on a whole engine, and that decides what it is known as.
+    if word.kind == "proof" and word.verdict.startswith("refuted") and "shown" not in word.data:
+        about = {claim.id for claim in engines.load("kvproof.models.smt.shipped", "CLAIMS")}
+        return "stored without what a whole engine showed" if word.id in about else ""
+    return ""
+
+
 _known: dict[tuple[str, str], str] = {}
 
 
@@ -174,16 +195,21 @@ def refresh(
     file: Path, names: Sequence[str], again: bool, progress: Callable[[str], None], stop: Callable[[], None]
 ) -> Iterator[tuple[str, bool]]:
     """Run the checks ``names`` (all if none) that are stale, or all of them ``again``, and store what they say, each as
-    soon as it is known. Yields each that was run, and whether it gave a result.
+    soon as it is known; first of all find :data:`PLACES`. Yields each that was run, and whether it gave a result.
 
     Raises :class:`UsageError` for a name that no check has, or a file that can't be written.
     """
-    unknown = set(names) - {check.name for check in CHECKS}
+    possible = [PLACES, *(check.name for check in CHECKS)]
+    unknown = set(names) - set(possible)
     if unknown:
-        known = ", ".join(repr(check.name) for check in CHECKS)
+        known = ", ".join(map(repr, possible))
         raise UsageError(f"no check is called {min(unknown)!r}: there are {known}")
     require_file(file, "results")
     status = load(file)
+    if (not names or PLACES in names) and (again or status.misplaced()):
+        stop()
+        progress(f"{PLACES} …")
+        yield PLACES, _place(file, progress)
     for check in CHECKS:
         due = again or status.stale(check.name) or bool(status.lacking(check.name))
         if (names and check.name not in names) or not due:
@@ -197,17 +223,30 @@ def refresh(
             yield check.name, False
             continue
         progress(said.line)
-        _add(file, said)
+        _add(file, {said.name: said}, {})
         yield check.name, True
 
 
-def _add(file: Path, said: Said) -> None:
-    """Store one run, in place of an older one. What another refresh stored meanwhile stays. Raises
+def _place(file: Path, progress: Callable[[str], None]) -> bool:
+    try:
+        found = mirrors.find(RELEASES, progress)
+    except UsageError as error:  # a release can't be had: the checks that are left may not need it
+        progress(str(error))
+        return False
+    _add(file, {}, found)
+    missing = [name for name in mirrors.named() if name not in found]
+    progress(f"in no release: {', '.join(missing)}" if missing else f"found {len(found)} functions")
+    return not missing
+
+
+def _add(file: Path, runs: Mapping[str, Said], places: Mapping[str, Place]) -> None:
+    """Store runs or places in place of older ones. What another refresh stored meanwhile stays. Raises
     :class:`UsageError`."""
     try:
         with locked(file):
             there = load(file)
-            there.runs[said.name] = said
+            there.runs.update(runs)
+            there.mirrors = dict(places) or there.mirrors
             save(file, there)
     except OSError as error:
         raise UsageError(f"can't write {file}: {error.strerror or error}") from error

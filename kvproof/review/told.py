@@ -1,4 +1,4 @@
-"""Values of an event as people read them: prefixes by length and the last digits of their hash."""
+"""Values of an event as people read them: prefixes by length and the last digits of their hash; prose of sources."""
 
 from __future__ import annotations
 
@@ -10,10 +10,28 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from kvproof.spec.tracer import State, length_of, show
 
+_MARKUP = re.compile(r"``(.+?)``|:\w+:`~?\.?(.+?)`|\*(\w+)\*")
+"""Of a docstring: code, a reference to code, emphasis."""
 _MANY = 8
 """A row of more prefixes than this, each a token longer than the one before, is told by its ends."""
+
+
+def marked(text: str) -> Markup:
+    """Prose of a docstring: what is code there is code here."""
+    parts, end = [], 0
+    for found in _MARKUP.finditer(text):
+        code, reference, emphasis = found.groups()
+        kind = "em" if emphasis else "code"
+        parts += [
+            escape(text[end : found.start()]),
+            Markup(f"<{kind}>{{}}</{kind}>").format(code or reference or emphasis),
+        ]
+        end = found.end()
+    return Markup("").join([*parts, escape(text[end:])])
 
 
 def fields(event: Any) -> tuple[tuple[str, str], ...]:
