@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,27 @@ def test_documents_name_commands_and_options_that_there_are(file: Path) -> None:
         for word in words:
             if word.startswith("--"):
                 assert word in known | {"--help"}, f"{file.name}: kvproof {command.name} has no {word}"
+
+
+def blocks(text: str) -> Iterator[str]:
+    """The command lines in the blocks of a page, without comments and (after two spaces) explanations."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"^(?:\$ )?kvproof (.+)$", block, re.MULTILINE):
+            yield re.split(r"  +|\s#", line)[0].strip()
+
+
+LINES = [f"{file.name}: {line}" for file in DOCUMENTS for line in blocks(file.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "…" not in line])
+def test_command_lines_in_documents_are_taken_by_the_parser(line: str) -> None:
+    # As in a usage line: brackets around what may be left out, bars between what may be chosen.
+    words = shlex.split(re.sub(r"\[[^]]*\]|\|[\w|]+", "", line.partition(": ")[2]))
+    command = typer.main.get_command(cli.app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    assert command.name != "kvproof", "there is no such command"
+    command.make_context(command.name, words)
 
 
 def test_the_workflow_is_shell_that_parses_and_names_options_that_there_are() -> None:
